@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +69,7 @@ def run(commands: Commands) -> None:
                     wanted,
                     folder,
                     _data(options),
-                    place.runner,
+                    functools.partial(place.runner, memory=1 / place.at_once),
                     command=shlex.join([*PROGRAM.split(), *options.arguments]),
                     devices=place.devices,
                     smoke=options.smoke,

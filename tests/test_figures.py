@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pseudograd.cli.place import FLEETS_ON_A_GPU
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 # Wall-clock times of the loss on a GPU. `python -m benchmarks.loss --device cuda` writes
@@ -174,7 +176,13 @@ def test_the_papers_rows_on_a_gpu() -> None:
         " ".join((ROOT / name).read_text("utf-8").split())
         for name in ("docs/notes/fleet.md", "docs/fleet.md")
     )
-    *networks, total = read("fleet_rows_estimate.csv")
+
+    def side_by_side(name: str) -> list[dict[str, str]]:
+        """As many fleets as `python -m paper run` has."""
+        return [line for line in read(name) if line["fleets_at_once"] == str(FLEETS_ON_A_GPU)]
+
+    *networks, total = side_by_side("fleet_rows_estimate.csv")
+    assert total["network"] == "all rows"
     minutes, floor = total["minutes"], total["memory_floor_minutes"]
     assert f"is {total['share_of_memory_floor']} ({minutes} minutes" in notes
     assert f"the floor is {floor})" in notes
@@ -193,7 +201,7 @@ def test_the_papers_rows_on_a_gpu() -> None:
     for words, pattern in groups.items():
         lines = [line for line in networks if re.match(pattern, line["network"])]
         assert re.search(rf"\| {words}[^|]*\| {low_and_high(lines)} \|", notes), words
-    points = read("fleet_rows_cuda.csv")
+    points = side_by_side("fleet_rows_cuda.csv")
     for trials in ("8", "32"):
         shares = low_and_high([line for line in points if line["trials"] == trials])
         assert re.search(rf"with {trials} trials (?:have a share of )?{shares}", notes)

@@ -810,16 +810,36 @@ def test_memory_is_freed_before_the_next_attempt(monkeypatch: pytest.MonkeyPatch
         gc.enable()
 
 
-@pytest.mark.parametrize(("cached", "slots"), [(0, 16), (5 * 10**9, 101), (10**12, 256)])
+@pytest.mark.parametrize(
+    ("cached", "memory", "slots"),
+    [(0, 1, 16), (5 * 10**9, 1, 101), (10**12, 1, 256), (5 * 10**9, 0.003, 50), (0, 0.003, 16)],
+)
 def test_slots_are_planned_from_free_memory(
-    cached: int, slots: int, monkeypatch: pytest.MonkeyPatch
+    cached: int, memory: float, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here 10^9 bytes plus PyTorch's unused cache, at 53 million per trial."""
+    """Here 10^9 of 10^12 bytes plus PyTorch's unused cache, at 53 million per trial."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**9, 10**12))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: cached + 7)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 7)
     recipe = recipe_of(replace(ONE, hidden_layer_sizes=(1400, 1400), batch_size=128))
-    assert Fleet(blobs())._planned_slots(recipe, torch.device("cuda")) == slots
+    fleet = Fleet(blobs(), memory=memory)
+    assert fleet._planned_slots(recipe, torch.device("cuda")) == slots
+
+
+def test_initial_weights_are_the_same_drawn_together_or_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    examples = Examples(torch.zeros(4, 20), torch.zeros(4, dtype=torch.int64), 1.0, 0.0)
+    found = []
+    for at_once in (1, 700, 1 << 25):
+        monkeypatch.setattr("pseudograd.fleet.mlp.stack._DRAWN_AT_ONCE", at_once)
+        stack = Stack(examples, (20, 16, 16, 3), "relu", "sgd", models=6)
+        stack.start(torch.tensor([5, 0, 3, 1, 4]), torch.arange(5))
+        found.append(stack.current.flat)
+    assert found[0][2].eq(0).all()
+    assert found[0][0].ne(0).any()
+    assert found[0].equal(found[1])
+    assert found[0].equal(found[2])
 
 
 # Running
@@ -1228,6 +1248,8 @@ def test_the_last_split_there_is() -> None:
     [
         ({"precision": "fp8"}, "precision must be one of .* not 'fp8'"),
         ({"slots": 0}, "slots must be a whole number above 0, not 0"),
+        ({"memory": 0}, "memory must be above 0 and at most 1, not 0"),
+        ({"memory": 1.5}, "memory must be above 0 and at most 1, not 1.5"),
     ],
 )
 def test_a_bad_fleet_is_refused(arguments: dict[str, Any], message: str) -> None:

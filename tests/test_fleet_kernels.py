@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from covering import covering
 from pseudograd.data import Dataset
@@ -689,6 +692,64 @@ def test_slots_of_the_kernels_follow_the_work(monkeypatch: pytest.MonkeyPatch) -
     for trial, outcome in ours.items():
         assert outcome.curve == pytest.approx(plain[trial].curve, abs=0.05)
         assert outcome.cross_entropy == pytest.approx(plain[trial].cross_entropy, rel=0.05)
+
+
+class Peak(TorchDispatchMode):
+    """Counts the bytes of all tensors that are allocated meanwhile, now and at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.most = 0, 0
+        self.held: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = function(*args, **(kwargs or {}))
+        storages = [
+            one.untyped_storage() for one in tree_leaves(out) if isinstance(one, torch.Tensor)
+        ]
+        for storage in storages:
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self.held:
+                self.held.add(key)
+                self.now += size
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self.free, key, size)
+        return out
+
+    def free(self, key: int, size: int) -> None:
+        self.held.discard(key)
+        self.now -= size
+
+
+@pytest.mark.parametrize("hidden", [(400,), (200, 200, 200)])
+def test_a_slot_needs_no_more_memory_than_planned(
+    hidden: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While weights are drawn, slots become more and fewer, and ended trials are evaluated."""
+    monkeypatch.setattr("pseudograd.fleet.mlp.stack._DRAWN_AT_ONCE", 1 << 16)
+    data = Dataset("wide", torch.zeros(50, 784), torch.arange(50) % 10, 40)
+    recipe = recipe_of(a_trial("wide", hidden, 1, 0.1, batch_size=128))
+    planned = Fleet(data)._bytes_of_a_slot(recipe)
+    examples = Examples(data.features.to(DEVICE), data.labels.to(DEVICE), 1.0, 0.0)
+    few, many = torch.arange(3, device=DEVICE), torch.arange(6, device=DEVICE)
+
+    def panels(models: int) -> int:  # of an evaluation, where there are many slots
+        return models * 2 * 256 * (784 + sum(hidden) + 2 * 10)
+
+    with Peak() as bytes_used:
+        stack = FusedStack(examples, (784, *hidden, 10), "relu", 3)
+        stack.start(few, few)
+        assert bytes_used.most + panels(3) <= 3 * planned
+        stack.select(many % 3)
+        assert bytes_used.most + panels(6) <= 6 * planned
+        stack.start(many, many)
+        stack.largest_weight()
+        stack.keep(many)
+        stack.evaluated(many)
+        stack.select(few)
+        assert bytes_used.most + panels(6) <= 6 * planned
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

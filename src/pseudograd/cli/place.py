@@ -74,14 +74,22 @@ class Place(contextlib.ExitStack):
             self.enter_context(connection(self.address or None))
         return self
 
-    def runner(self, data: Dataset, keep_parameters: bool = False) -> Runner:
-        """Return a runner for a data set; with ``keep_parameters``, outcomes carry the weights."""
+    def runner(self, data: Dataset, keep_parameters: bool = False, memory: float = 1.0) -> Runner:
+        """Return a runner for a data set.
+
+        Args:
+            data: The data set.
+            keep_parameters: Whether outcomes carry the weights.
+            memory: The part of a GPU's memory that is for this runner.
+
+        """
         if self.address is None:
             from pseudograd.fleet import Fleet
 
             def run(trials: deque[Trial], stop: Stop) -> Iterable[Outcome]:
                 keep = keep_parameters and _are_kept(trials[0])
-                return Fleet(data, self.devices, keep_parameters=keep).run(trials, stop)
+                fleet = Fleet(data, self.devices, keep_parameters=keep, memory=memory)
+                return fleet.run(trials, stop)
 
             return run
         from pseudograd.search.cluster import RayRunner

@@ -41,6 +41,8 @@ class Fleet:
         precision: "tf32" allows products with 11-bit mantissas, summed in float32, and fused
             kernels; "float32" and "float64" use PyTorch operations throughout.
         keep_parameters: Whether outcomes carry the best weights.
+        memory: The part of a GPU's memory that this fleet plans its slots for; give each of n
+            fleets that share a GPU 1/n.
 
     Example:
         >>> from dataclasses import replace
@@ -61,14 +63,17 @@ class Fleet:
         slots: int | None = None,
         precision: str = "tf32",
         keep_parameters: bool = False,
+        memory: float = 1.0,
     ) -> None:
         if precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, not {precision!r}")
+        if not 0 < memory <= 1:
+            raise ValueError(f"memory must be above 0 and at most 1, not {memory!r}")
         self.devices = checked_places(device, slots)
         self.data, self.slots = data, slots
         self.precision = precision
         self.dtype = torch.float64 if precision == "float64" else torch.float32
-        self.keep_parameters = keep_parameters
+        self.keep_parameters, self.memory = keep_parameters, memory
         self._lock = threading.Lock()
         self._examples: dict[object, Examples] = {}
 
@@ -153,20 +158,29 @@ class Fleet:
                     torch.cuda.empty_cache()
 
     def _planned_slots(self, recipe: MLPRecipe, device: torch.device) -> int:
-        """Return how many slots fit into 90% of the free GPU memory, or are worthwhile on a CPU."""
-        sizes = self.layer_sizes(recipe)
-        parameters = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(sizes))
+        """Return how many slots fit into 90% of the GPU memory, or are worthwhile on a CPU."""
         if device.type != "cuda":
             # Long epochs gain nothing from more slots, and with fewer, outcomes arrive earlier.
-            return max(1, min(_SLOTS_ON_CPU, int(_LONG / (parameters * self.data.train_size))))
-        # Weights, two moments, gradient, best version, and float16 or temporary copies;
-        # activations and errors, twice; the shuffled order of the examples while it is sorted.
-        numbers = 6 * parameters + 4 * recipe.batch_size * sum(sizes)
-        needed = self.dtype.itemsize * numbers + 64 * self.data.train_size
-        free, _ = torch.cuda.mem_get_info(device)
+            work = self._parameters(recipe) * self.data.train_size
+            return max(1, min(_SLOTS_ON_CPU, int(_LONG / work)))
+        free, total = torch.cuda.mem_get_info(device)
         # Memory that PyTorch's allocator has cached is available too.
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return max(1, min(_MOST_SLOTS, int(0.9 * free / needed)))
+        own = min(free, self.memory * total)
+        return max(1, min(_MOST_SLOTS, int(0.9 * own / self._bytes_of_a_slot(recipe))))
+
+    def _bytes_of_a_slot(self, recipe: MLPRecipe) -> int:
+        """Return the GPU memory that a slot needs, at most."""
+        # Weights, two moments, gradient, best version, and float16 or temporary copies. The fused
+        # stack has fewer of these, but needs as much while the number of its slots doubles.
+        # Then activations and errors, twice; the shuffled order of examples while it is sorted.
+        numbers = 6 * self._parameters(recipe)
+        numbers += 4 * recipe.batch_size * sum(self.layer_sizes(recipe))
+        return self.dtype.itemsize * numbers + 64 * self.data.train_size
+
+    def _parameters(self, recipe: MLPRecipe) -> int:
+        pairs = itertools.pairwise(self.layer_sizes(recipe))
+        return sum((inputs + 1) * outputs for inputs, outputs in pairs)
 
     def layer_sizes(self, recipe: MLPRecipe) -> tuple[int, ...]:
         """Return the widths of all layers, inputs and classes included."""

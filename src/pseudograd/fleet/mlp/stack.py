@@ -26,6 +26,9 @@ _MOST_ENCODED = 1 << 29
 # Rows per evaluation step over all models: enough for full occupancy.
 _EVALUATED_AT_ONCE = 1 << 17
 
+# Initial weights drawn at a time: each takes some 30 bytes until it is rounded.
+_DRAWN_AT_ONCE = 1 << 25
+
 _aten = torch.ops.aten
 
 # Activations, all in place.
@@ -176,9 +179,10 @@ class Stack:
                 tensor[models] = 0
         self.steps[models] = 0
         for layer, weight in enumerate(self.weights[:-1]):
-            weight[models] = randomness.glorot_uniform(seeds, layer, *weight.shape[1:]).to(
-                self.dtype
-            )
+            some = max(1, _DRAWN_AT_ONCE // weight[0].numel())
+            for mine, own in zip(models.split(some), seeds.split(some), strict=True):
+                drawn = randomness.glorot_uniform(own, layer, *weight.shape[1:])
+                weight[mine] = drawn.to(self.dtype)
 
     def keep(self, models: Tensor) -> None:
         """Save the given networks as their best versions."""
