@@ -611,6 +611,50 @@ def test_bad_settings_of_own_training(settings: dict[str, Any], sentence: str) -
         Study.own_training("mine", **{"learning_rates": (0.1,), **settings})
 
 
+def test_more_networks_keep_what_is_done(tmp_path: Path) -> None:
+    """The page advises more final networks, so a finished study can be given more."""
+    first = run(study(tmp_path / "run", k=(1, 2), retrainings=2))
+    chosen, plain = first.result.chosen, first.result.plain
+    more = study(tmp_path / "run", k=(1, 2), retrainings=4)
+    assert not more.finished
+    run(more)
+    new = set(more.ledger) - set(first.ledger)
+    assert len(new) == (4 if chosen != plain else 3)
+    assert {trial.split.retrain for trial in new} == {True}
+    assert len(more.comparison.chosen) == 4
+    assert (more.result.chosen, more.result.plain) == (chosen, plain)
+    assert len(more.ensemble().networks) == 4
+    alone = run(study(None, k=(1, 2), retrainings=4))
+    assert more.result == alone.result
+    assert more.assessment == alone.assessment
+    again = run(study(tmp_path / "run", k=(1, 2), retrainings=4, repetitions=2))
+    validated = {t.split.repetition for t in again.ledger if t not in more.ledger}
+    assert 1 in validated
+    assert {len(cell.errors) for cell in again.result.cells} == {2}
+    for settings in ({"retrainings": 3}, {"retrainings": 4, "repetitions": 1}):
+        with pytest.raises(ValueError, match="other settings .re(training|petition)s was"):
+            study(tmp_path / "run", k=(1, 2), **settings)
+
+
+def test_the_result_says_that_networks_were_added_to_a_comparison(tmp_path: Path) -> None:
+    def told(retrainings: int) -> AnyStudy:
+        one = Study.own_training("mine", k=(0.5, 1), learning_rates=(0.1, 0.2, 0.4),
+                                 retrainings=retrainings, folder=tmp_path / "run")  # fmt: skip
+        for trial in one:
+            error = 0.1 * level(trial.k) + (trial.learning_rate - 0.2) ** 2
+            one.tell(trial, error=error + 0.001 * trial.split.repetition)
+        return one
+
+    sentence = "note: the comparison was first made with 2 networks of each k; if you added more "
+    told(0)  # nothing is compared yet
+    assert sentence not in told(2).summary()
+    before = len(told(2).ledger)
+    more = told(4)
+    assert len(more.ledger) == before + 4
+    assert sentence in more.summary()
+    assert sentence in AnyStudy.open(tmp_path / "run").summary()
+
+
 def test_other_k_and_rates_keep_what_is_done(tmp_path: Path) -> None:
     def told(**settings: Any) -> tuple[Study, list[Trial]]:
         """Run the study, and return it with the new trials of the search."""

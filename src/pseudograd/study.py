@@ -449,7 +449,12 @@ class Study(search.Study):
         """Return a summary of the finished study in a few lines."""
         from pseudograd.report.summary import summary
 
-        return summary(self.result, self.assessment or None, options=False)
+        return summary(
+            self.result,
+            self.assessment or None,
+            options=False,
+            compared_before=self.compared_before,
+        )
 
 
 def _devices(

@@ -25,7 +25,13 @@ from pseudograd.search import Bagging, Cell, Result, Study, read_assessment, rea
 from pseudograd.words import fraction, percent
 
 
-def summary(found: Result, assessment: Assessment | None = None, *, options: bool = True) -> str:
+def summary(
+    found: Result,
+    assessment: Assessment | None = None,
+    *,
+    options: bool = True,
+    compared_before: int = 0,
+) -> str:
     """Return a summary of a search: the model's error, the baselines, whether k matters.
 
     The search, the choice and the tests follow.
@@ -35,6 +41,7 @@ def summary(found: Result, assessment: Assessment | None = None, *, options: boo
         assessment: The assessment from `pseudograd.search.assess`; without it, the summary uses
             the outcomes only.
         options: Whether to name command-line options instead of Python names.
+        compared_before: The number of final networks first compared, if more were added later.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe, Outcome, Trial
@@ -60,6 +67,7 @@ def summary(found: Result, assessment: Assessment | None = None, *, options: boo
         "diverged": diverged(comparison),
         "ensembles": None,
         "options": options,
+        "compared_before": compared_before,
     }
     recipe = comparison.chosen[0].trial.recipe
     known = assessment or assessed(comparison)
@@ -76,7 +84,7 @@ def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessme
 
     """
     told: dict[str, Any] = dict.fromkeys(
-        ("ties", "open_ks", "comparison", "verdict", "unfinished", "diverged")
+        ("ties", "open_ks", "comparison", "verdict", "unfinished", "diverged", "compared_before")
     )
     told |= {"ensembles": ensembles(assessment), "options": True}
     return _filled(cells, chosen, assessment, told)
@@ -95,7 +103,12 @@ def study_summary(study: Study) -> str:
     if table and study.folder is not None:
         comparison = with_classes(found.comparison, read_examples(study))
         found = replace(found, comparison=comparison)
-    return summary(found, known or None, options=table or is_typed(command))
+    return summary(
+        found,
+        known or None,
+        options=table or is_typed(command),
+        compared_before=study.compared_before,
+    )
 
 
 def _filled(

@@ -30,6 +30,7 @@ from pseudograd.search.run_file import (
     begun,
     check_empty,
     check_settings,
+    protocol_in,
     read_run,
 )
 
@@ -85,8 +86,14 @@ class Kept:
             "started": self.sessions[0]["started"],
             "seconds": sum(one["seconds"] for one in self.sessions),
             "seed": self.protocol.seed,
+            "compared_before": self.compared_before,
             "data": self.data,
         }
+
+    @property
+    def compared_before(self) -> int:
+        """The number of final networks first compared, if more were asked for later; or 0."""
+        return next((one["compared_before"] for one in self.sessions if "compared_before" in one), 0)
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -114,13 +121,18 @@ class Kept:
         assert self.folder is not None
         with self._guard():
             written = read_run(self.folder)
+            before = 0
             if self._is_started(written):
                 ours = self._as_json()
-                check_settings(self.folder, written, ours, self.protocol.recipe)
+                check_settings(self.folder, written, ours, self.protocol)
                 if written["protocol"] != ours["protocol"]:
                     self._check_alone()
+                    before = written["protocol"]["retrainings"]
             self.sessions[:] = written["sessions"]
             self.ledger = self._read_ledger()
+            if 0 < before < self.protocol.retrainings:
+                if not protocol_in(self.folder, written).wanted(self.ledger):
+                    now["compared_before"] = before
             self.sessions.append(now)
             self._place = None
             self._write()
@@ -185,8 +197,8 @@ class Kept:
         alone = Lock.on(self._ledger_path)
         if alone is None:
             raise BlockingIOError(
-                f"another process is using {self.folder} with other values of k or learning rates: "
-                "give the same, or wait for it to finish"
+                f"another process is using {self.folder} with other values of k, learning rates, "
+                "repetitions or retrainings: give the same, or wait for it to finish"
             )
         alone.release()
         self._presence = Lock.on(self._ledger_path, shared=True)
@@ -230,7 +242,7 @@ class Kept:
                     if {**self._as_json(), "sessions": []} != written:
                         self._write()
                     return
-        check_settings(folder, written, self._as_json(), self.protocol.recipe)
+        check_settings(folder, written, self._as_json(), self.protocol)
         self.data = written["data"]  # as written by the version that started it
         self.sessions = written["sessions"]
 
