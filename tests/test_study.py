@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import math
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import pseudograd
-from pseudograd.fleet import Trial
+from pseudograd.fleet import Outcome, Ramp, Trial
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Study as AnyStudy
 from pseudograd.search.networks import ModuleEnsemble
@@ -82,8 +84,25 @@ def test_the_model_has_the_test_error_of_its_outcome(finished: Study) -> None:
         wrong = (model(TEST[0]).argmax(1) != TEST[1]).float().mean()
         outcomes = finished.comparison.plain if k == 1 else finished.comparison.chosen
         assert float(wrong) == pytest.approx(outcomes[0].error)  # none is stopped early
-    with pytest.raises(ValueError, match="k must be the chosen one"):
+    with pytest.raises(ValueError, match=r"^k must be (1 or 1/2|1/2 or 1|2 or 1|1), not 17$"):
         finished.model(17)
+
+
+def test_the_model_of_a_ramp_is_named_as_it_was_given() -> None:
+    one = study(None, k=("0.5→2", 1), retrainings=1, learning_rates=(0.01, 0.02, 0.04))
+    while trials := one.protocol.wanted(one.ledger):
+        for trial in trials:  # as if the ramp were the best
+            wrong = (1,) if trial.split.retrain else None
+            error = 0.1 if isinstance(trial.k, Ramp) else 0.2
+            error += abs(trial.learning_rate - 0.02)
+            one.tell(trial, Outcome(trial, error, 2, error, error, 2, "limit", (), wrong))
+            if trial.split.retrain:
+                one.weights.put(trial, network().state_dict())
+    assert one.best.k == Ramp(0.5, 2.0)
+    for k in (None, "0.5→2", "0.5->2", Ramp(0.5, 2.0), 1):
+        assert isinstance(one.model(k), nn.Module)
+    with pytest.raises(ValueError, match=r"^k must be 1/2→2 or 1, not 2→1/2$"):
+        one.model("2→1/2")
 
 
 def test_ensembles_are_of_one_size_and_average_probabilities(finished: Study) -> None:
@@ -581,6 +600,54 @@ def test_own_training_has_a_summary() -> None:
     assert "(sign test: p = 1)" in told(wrong=[1])
 
 
+def page_of_own_training(folder: Path, last: int = 10**6, /, **told: Any) -> str:
+    """Return the text of the page after the outcomes of all trials, or of the first ones."""
+    settings: dict[str, Any] = {"k": (0.5, 1), "learning_rates": (0.1, 0.2, 0.4)}
+    settings |= {name: told.pop(name) for name in ("k", "retrainings") if name in told}
+    one = Study.own_training("ResNet <18>, 30 epochs", folder=folder, **settings)
+    for count, trial in enumerate(one):
+        if count == last:
+            break
+        noise = 0.001 * (trial.split.repetition % 3) * level(trial.k)
+        error = 0.1 * level(trial.k) + (trial.learning_rate - 0.2) ** 2 + noise
+        one.tell(trial, error=error, **told)
+    text = html.unescape(re.sub(r"<(style|script|svg).*?</\1>|<[^>]+>", "", flags=re.DOTALL,
+                                string=one.report().read_text("utf-8")))  # fmt: skip
+    assert " nan" not in text
+    assert "None" not in text
+    assert "ResNet <18>, 30 epochs" in text
+    return re.sub(r"\s+", " ", text.replace("\xa0", " "))
+
+
+def test_own_training_has_a_page(tmp_path: Path) -> None:
+    text = page_of_own_training(tmp_path)
+    assert "k = 1/2 may make fewer errors than k = 1 · ResNet" in text
+    assert re.search(r"With k = 1/2, the test error is 5\.\d\d%, with k = 1 it is 10\.\d\d%", text)
+    assert "is a hint, not proof" in text
+    assert "Tell the wrong test examples" in text
+    for heading in ("Error against k", "Where the search went", "What k does"):
+        assert heading in text
+    for absent in ("Sign test", "cross-entropy is", "the model", "Is this classifier", "SHA-256"):
+        assert absent not in text
+
+
+def test_the_page_of_own_training_shows_what_was_told(tmp_path: Path) -> None:
+    text = page_of_own_training(tmp_path, wrong=[1], cross_entropy=0.5)
+    assert "Sign testp = 1" in text
+    assert "Test cross-entropy is 0.500 with k = 1/2 and 0.500 with k = 1" in text
+
+
+def test_the_page_of_own_training_where_there_is_less_to_show(tmp_path: Path) -> None:
+    assert "Not finished yet: k = 1/2 leads" in page_of_own_training(tmp_path / "searching", 25)
+    assert "4 more are needed to compare" in page_of_own_training(tmp_path / "selected", 36)
+    alone = page_of_own_training(tmp_path / "alone", k=(1,), retrainings=1)
+    assert "Keep k = 1 · " in alone
+    assert "In words" not in alone
+    uncompared = page_of_own_training(tmp_path / "uncompared", retrainings=0)
+    assert uncompared.startswith(" k = 1/2 is selected · ")
+    assert "No final networks were asked for" in uncompared
+
+
 @pytest.mark.parametrize("cross_entropy", [math.nan, 3.0])
 def test_ties_in_own_training_add_no_learning_rates(tmp_path: Path, cross_entropy: float) -> None:
     def rates(name: str, error: Callable[[float], float]) -> list[float]:
@@ -632,7 +699,7 @@ def test_more_networks_keep_what_is_done(tmp_path: Path) -> None:
     assert 1 in validated
     assert {len(cell.errors) for cell in again.result.cells} == {2}
     for settings in ({"retrainings": 3}, {"retrainings": 4, "repetitions": 1}):
-        with pytest.raises(ValueError, match="other settings .re(training|petition)s was"):
+        with pytest.raises(ValueError, match=r"other settings .re(training|petition)s was"):
             study(tmp_path / "run", k=(1, 2), **settings)
 
 

@@ -40,7 +40,7 @@ from pseudograd.search.networks import (
 )
 from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, OwnProtocol, Protocol
 from pseudograd.search.study import Progress, Runner
-from pseudograd.words import counted, shown
+from pseudograd.words import counted, fraction, joined, shown
 
 
 class Study(search.Study):
@@ -215,9 +215,10 @@ class Study(search.Study):
     ) -> search.Study:
         """Return a study of your own training loop: loop over its trials, and tell their errors.
 
-        The result is a `pseudograd.search.Study`. It has `best`, `comparison`, `result` and
-        `summary()`, but no `model()`, `ensemble()` or page, since it holds no networks. While the
-        best rate of a k is the lowest or highest one, the search tries another, unless rates tie.
+        The result is a `pseudograd.search.Study`. It has `best`, `comparison`, `result`,
+        `summary()` and `report()`, but no `model()` or `ensemble()`, since it holds no networks.
+        While the best rate of a k is the lowest or highest one, the search tries another, unless
+        rates tie.
 
         Args:
             description: A description of the training. Change it when you change the training.
@@ -412,15 +413,15 @@ class Study(search.Study):
             self._assessment = read_found(self) or {}
         return self._assessment
 
-    def _kept(self, k: float | None) -> Trial:
+    def _kept(self, k: float | str | Ramp | None) -> Trial:
         comparison = self.comparison
-        if k is not None and k not in (comparison.chosen[0].trial.k, 1):
-            raise ValueError(
-                f"k must be the chosen one, {comparison.chosen[0].trial.k}, or 1, not {k}"
-            )
-        return best_stopped(comparison.plain if k == 1 else comparison.chosen).trial
+        there = {comparison.chosen[0].trial.k: comparison.chosen, 1: comparison.plain}
+        wanted = as_k(k)
+        if wanted is not None and wanted not in there:
+            raise ValueError(f"k must be {joined(map(fraction, there), 'or')}, not {k}")
+        return best_stopped(comparison.chosen if wanted is None else there[wanted]).trial
 
-    def model(self, k: float | None = None) -> nn.Module:
+    def model(self, k: float | str | Ramp | None = None) -> nn.Module:
         """Return the trained network, on the CPU and in evaluation mode.
 
         Args:

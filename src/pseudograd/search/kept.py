@@ -93,7 +93,8 @@ class Kept:
     @property
     def compared_before(self) -> int:
         """The number of final networks first compared, if more were asked for later; or 0."""
-        return next((one["compared_before"] for one in self.sessions if "compared_before" in one), 0)
+        before = [one["compared_before"] for one in self.sessions if "compared_before" in one]
+        return before[0] if before else 0
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -121,21 +122,25 @@ class Kept:
         assert self.folder is not None
         with self._guard():
             written = read_run(self.folder)
-            before = 0
+            earlier = None
             if self._is_started(written):
                 ours = self._as_json()
                 check_settings(self.folder, written, ours, self.protocol)
                 if written["protocol"] != ours["protocol"]:
                     self._check_alone()
-                    before = written["protocol"]["retrainings"]
+                    earlier = protocol_in(self.folder, written) if self.protocol.grows else None
             self.sessions[:] = written["sessions"]
             self.ledger = self._read_ledger()
-            if 0 < before < self.protocol.retrainings:
-                if not protocol_in(self.folder, written).wanted(self.ledger):
-                    now["compared_before"] = before
+            if earlier and self._extends(earlier):
+                now["compared_before"] = earlier.retrainings
             self.sessions.append(now)
             self._place = None
             self._write()
+
+    def _extends(self, earlier: Protocol) -> bool:
+        """Return whether this study adds final networks to a comparison that can be known."""
+        added = 0 < earlier.retrainings < self.protocol.retrainings
+        return added and not earlier.wanted(self.ledger)
 
     def _note_time(self) -> None:
         """Record the duration of this process's session so far."""
