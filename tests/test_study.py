@@ -550,6 +550,16 @@ def test_bad_input_gets_one_sentence(case: str) -> None:
     assert "\n" not in str(problem.value)
 
 
+def test_a_network_may_change_its_inputs_in_place() -> None:
+    before = TRAIN[0].clone()
+    one = run(study(network=lambda: nn.Sequential(nn.ReLU(inplace=True), network())))
+    assert torch.equal(TRAIN[0], before)
+    copies = run(study(network=lambda: nn.Sequential(nn.ReLU(), network())))
+    assert [outcome.error for outcome in one.ledger.values()] == [
+        outcome.error for outcome in copies.ledger.values()
+    ]
+
+
 def test_masked_classes_and_augmented_shapes_are_fine() -> None:
     mask = torch.tensor([0.0, 0.0, -math.inf])
     labels: dict[str, Any] = {"train": (TRAIN[0], TRAIN[1] % 2), "test": (TEST[0], TEST[1] % 2)}

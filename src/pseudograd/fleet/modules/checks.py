@@ -31,7 +31,8 @@ def check_training(training: Training, examples: Examples) -> int:
     labels = examples.labels[:size]
     with seeded(0):
         module = training.network().train()
-        inputs = _augmented(training, tuple(one[:size] for one in whole))
+        # A copy, since a network may change its inputs in place.
+        inputs = _augmented(training, tuple(one[:size].clone() for one in whole))
         try:
             logits = training.logits(module, inputs)
         except Exception as problem:
