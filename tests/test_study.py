@@ -266,6 +266,19 @@ class Random(Unreadable):
         return self.example(), at % 3
 
 
+class Late(nn.Module):
+    """Makes a buffer when it is first called, so that its weights could not be loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Any:
+        if not hasattr(self, "center"):
+            self.register_buffer("center", x.mean(0))
+        return self.inner(x)
+
+
 SHARED = network()
 NAN = (torch.cat((TRAIN[0][:5], torch.full((175, 6), torch.nan))), TRAIN[1])
 UNEQUAL = [(torch.zeros(6), 0), (torch.zeros(5), 1), (torch.zeros(6), 2)]
@@ -301,6 +314,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "one row for all, one by one": (
         {"network": lambda: Wrapped(lambda z: z.mean(0, keepdim=True)), "batch_size": 1},
         "^network must return logits for each example, but returns 1 row for a batch of 4",
+    ),
+    "a buffer made late": (
+        {"network": Late},
+        "^network must create all its parameters and buffers before forward, which changes center$",
     ),
     "no gradient": (
         {"network": lambda: Wrapped(Tensor.detach)},
