@@ -399,6 +399,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "^optimizer must use the learning rate it is given, but that of <lambda> does not depend",
     ),
     "unknown setting": ({"wait_decay": 1}, "optimizer must accept the keyword .*wait_decay"),
+    "capturable": (
+        {"capturable": True},
+        "^capturable must be left out: the study sets it where it is needed$",
+    ),
     "no optimizer": ({"optimizer": "adam"}, "optimizer must be a class such as .*, not 'adam'"),
     "k without 1": ({"k": (0.5, 2)}, "^k must contain 1"),
     "k of 0": ({"k": (0, 1)}, "^k must be finite numbers above 0"),
@@ -670,6 +674,8 @@ def test_the_page_of_own_training_where_there_is_less_to_show(tmp_path: Path) ->
     alone = page_of_own_training(tmp_path / "alone", k=(1,), retrainings=1)
     assert "Keep k = 1 · " in alone
     assert "In words" not in alone
+    assert "No other k was tried." in alone
+    assert "the best choice" not in alone
     uncompared = page_of_own_training(tmp_path / "uncompared", retrainings=0)
     assert uncompared.startswith(" k = 1/2 is selected · ")
     assert "No final networks were asked for" in uncompared

@@ -167,7 +167,7 @@ class Study(search.Study):
         self.examples = Examples.of(train, test, name, ignore_index)
         recipe = dataclasses.replace(recipe, data_hash=self.examples.sha256[:16])
         outputs = check_training(self.training, self.examples)
-        self.classes = list(range(outputs) if classes is None else classes)
+        self.classes: list[str | int] = list(range(outputs) if classes is None else classes)
         if len(self.classes) != outputs:
             raise ValueError(
                 f"classes must name the network's {outputs} outputs, not {len(self.classes)}"
@@ -181,22 +181,7 @@ class Study(search.Study):
             retrainings=retrainings,
             seed=seed,
         )
-        shapes = self.examples.shapes
-        facts = {
-            "name": name,
-            "sha256": self.examples.sha256,
-            "train_size": self.examples.train_size,
-            "test_size": self.examples.test_size,
-            "features": sum(torch.Size(shape).numel() for shape in shapes),
-            "shapes": [list(shape) for shape in shapes],
-            "classes": outputs,
-            "labels": self.classes,
-            "pixels": None,
-            "target": "label",
-        }
-        if self.examples.labels.dim() > 1:
-            facts["positions"] = self.examples.labels[0].numel()
-        super().__init__(folder, protocol, facts)
+        super().__init__(folder, protocol, _facts(self.examples, self.classes))
         self.weights = Weights(None if self.folder is None else self.folder / "networks")
         self.notes: list[str] = list(self.examples.notes)
         self._assessment: dict[str, Any] = {}
@@ -458,6 +443,25 @@ class Study(search.Study):
         )
 
 
+def _facts(examples: Examples, classes: list[str | int]) -> dict[str, Any]:
+    """Return the facts about the data that are kept with a study."""
+    facts = {
+        "name": examples.name,
+        "sha256": examples.sha256,
+        "train_size": examples.train_size,
+        "test_size": examples.test_size,
+        "features": sum(torch.Size(shape).numel() for shape in examples.shapes),
+        "shapes": [list(shape) for shape in examples.shapes],
+        "classes": len(classes),
+        "labels": classes,
+        "pixels": None,
+        "target": "label",
+    }
+    if examples.labels.dim() > 1:
+        facts["positions"] = examples.labels[0].numel()
+    return facts
+
+
 def _devices(
     device: str | torch.device | Sequence[str | torch.device] | None,
 ) -> tuple[str, ...]:
@@ -480,6 +484,8 @@ def _check_names(settings: Mapping[str, Any], optimizer: Callable[..., Any]) -> 
     """Raise if an argument that is left for the optimizer looks like a misspelt one of `Study`."""
     if "lr" in settings:
         raise ValueError("lr must be left out: the search varies it, so give learning_rates")
+    if "capturable" in settings:
+        raise ValueError("capturable must be left out: the study sets it where it is needed")
     try:
         theirs = inspect.signature(optimizer).parameters
     except (TypeError, ValueError):  # not a function: `Training` says so
