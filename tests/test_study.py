@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import pseudograd
+from pseudograd.cli import main
 from pseudograd.fleet import Outcome, Ramp, Trial
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Study as AnyStudy
@@ -660,6 +661,18 @@ def test_own_training_has_a_page(tmp_path: Path) -> None:
         assert heading in text
     for absent in ("Sign test", "cross-entropy is", "the model", "Is this classifier", "SHA-256"):
         assert absent not in text
+
+
+def test_own_training_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page_of_own_training(tmp_path / "run")
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert main(["runs", str(tmp_path)]) == 0
+    # Means: the lowest test error of several networks would be too low.
+    assert re.search(r" 1/2 +5\.04 +10\.08 ", capsys.readouterr().out)
+    assert main(["predict", str(tmp_path / "run"), "new.npz"]) == 1
+    assert "has no model: the networks of your own training are not kept" in capsys.readouterr().err
 
 
 def test_the_page_of_own_training_shows_what_was_told(tmp_path: Path) -> None:

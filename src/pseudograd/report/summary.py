@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pseudograd.fleet import MLPRecipe, Recipe
+from pseudograd.fleet import MLPRecipe, OwnRecipe, Recipe
 from pseudograd.fleet.ramp import as_k, by_level
 from pseudograd.report.combined import combined
 from pseudograd.report.described import described, is_typed
@@ -183,7 +183,8 @@ def _found(run: Study) -> tuple[str, float, float] | None:
     """Return the values of k, the test error and that with k = 1; None if unfinished.
 
     If an ensemble of a `ModuleRecipe` is significantly better than one network, the values are
-    those of that ensemble and of the ensemble of k = 1.
+    those of that ensemble and of the ensemble of k = 1. For a training loop of the user's own, they
+    are means over the final networks.
     """
     if not run.finished:
         return None
@@ -195,6 +196,8 @@ def _found(run: Study) -> tuple[str, float, float] | None:
         return _joined(ks), known["model"]["error"], known["plain"]["error"]
     if not run.protocol.retrainings:
         return fraction(run.best.k), math.nan, math.nan
+    if isinstance(run.protocol.recipe, OwnRecipe):  # no network is the model: the means
+        return fraction(run.result.chosen.k), *verdict(run.result.comparison).errors
     told = read_assessment(run) or {}
     several = combined(told)
     if several and several.better:
