@@ -368,6 +368,25 @@ def test_tensors_arrays_and_datasets_are_the_same_data() -> None:
     assert made[0].notes == ()
 
 
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_pytorch_does_not_take_as_they_are() -> None:
+    x = np.arange(24.0, dtype="f4").reshape(6, 4)
+    y = np.arange(6) % 2
+    fixed = x.copy()
+    fixed.setflags(write=False)  # as those of pandas
+    for given in (fixed, x[:, ::-1], x.astype(">f4"), np.flip(x)):
+        found = Examples.of((given, y), (given, y))
+        assert found.inputs[0].tolist() == [*given.tolist(), *given.tolist()]
+
+
+def test_a_trial_is_short_in_a_message() -> None:
+    recipe = training().recipe("data")
+    told = str(Trial(recipe, 0.5, 0.01, seed=3))
+    assert told.startswith(f"Trial({recipe.fingerprint}, k=0.5, learning_rate=0.01, split=Split(")
+    assert told.endswith("seed=3)")
+    assert "AdamW" not in told
+
+
 def test_bytes_are_scaled_to_0_1() -> None:
     seen: list[Tensor] = []
 

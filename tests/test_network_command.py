@@ -62,6 +62,7 @@ def dark(x):
     return x * 0.5
 
 number = 3
+module = nn.Linear(3, 2)
 """
 SMALL = shlex.split(
     "--k 1 0.5 --rates 0.01 0.03 0.1 --validation 0.25 --max-epochs 2 --batch-size 10 "
@@ -300,6 +301,10 @@ def test_a_run_on_a_cluster_gets_its_runner(
         ("nets.more:net", "there is no module 'nets.more' in this folder"),
         ("nets:nte", "--network nets:nte: nets has no 'nte'"),
         ("nets:number", "number must be a function, not a int"),
+        (
+            "nets:module",
+            "--network nets:module is a module: name a function that returns a new one",
+        ),
         ("nets:needs_width", "fails when it is called (TypeError: needs_width() missing 1"),
         ("nets:raises", "fails when it is called (RuntimeError: there is no GPU)"),
         ("other:net", "importing other fails (ModuleNotFoundError: No module named 'absent')"),
@@ -444,7 +449,7 @@ def test_impossible_predictions_are_refused(capsys: pytest.CaptureFixture[str]) 
     said = refusal(capsys, "predict", "run", "nets.py")
     assert said == "pseudograd: nets.py must be an .npz file or images, for your own network"
     said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "3")
-    assert re.search(r"run has no network of k = 3\.0: give 1(/2)? or 1|give 1$", said)
+    assert re.search(r"run has no network of k = 3: give 1(/2)? or 1|give 1$", said)
     said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "mixed")
     assert "run has no network of k = mixed: give 1" in said
     said = refusal(capsys, "predict", "run", "shapes.npz", "--keep", "id")

@@ -747,14 +747,6 @@ def test_only_trials_of_the_study_are_told() -> None:
         study.tell(asked, made_up(TRIAL))
 
 
-def test_own_training_has_no_page(tmp_path: Path) -> None:
-    study = Study(tmp_path, Protocol(OwnRecipe("mine"), initial_rate=0.1), {"name": "mine"})
-    with study.session("", ["cpu"]):
-        pass
-    with pytest.raises(ValueError, match=r"has no page: read study\.summary"):
-        study.report()
-
-
 def test_own_training_needs_learning_rates() -> None:
     with pytest.raises(ValueError, match="initial_rate or learning_rates must be given"):
         Protocol(OwnRecipe("mine"))

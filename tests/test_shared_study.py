@@ -418,7 +418,7 @@ def test_the_range_changes_only_while_no_other_process_is_at_work() -> None:
     study, wider = Study("run", PROTOCOL), replace(PROTOCOL, ks=(*PROTOCOL.ks, 4.0))
     trial = study.ask()
     early = Study("run", wider)
-    with pytest.raises(BlockingIOError, match="other values of k or learning rates: give the same"):
+    with pytest.raises(BlockingIOError, match=r"other values of k, learning .*: give the same"):
         early.ask()
     assert trial is not None
     tell(study, trial)

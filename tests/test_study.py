@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import math
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +23,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 import pseudograd
-from pseudograd.fleet import Trial
+from pseudograd.cli import main
+from pseudograd.fleet import Outcome, Ramp, Trial
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Study as AnyStudy
 from pseudograd.search.networks import ModuleEnsemble
@@ -82,8 +85,25 @@ def test_the_model_has_the_test_error_of_its_outcome(finished: Study) -> None:
         wrong = (model(TEST[0]).argmax(1) != TEST[1]).float().mean()
         outcomes = finished.comparison.plain if k == 1 else finished.comparison.chosen
         assert float(wrong) == pytest.approx(outcomes[0].error)  # none is stopped early
-    with pytest.raises(ValueError, match="k must be the chosen one"):
+    with pytest.raises(ValueError, match=r"^k must be (1 or 1/2|1/2 or 1|2 or 1|1), not 17$"):
         finished.model(17)
+
+
+def test_the_model_of_a_ramp_is_named_as_it_was_given() -> None:
+    one = study(None, k=("0.5→2", 1), retrainings=1, learning_rates=(0.01, 0.02, 0.04))
+    while trials := one.protocol.wanted(one.ledger):
+        for trial in trials:  # as if the ramp were the best
+            wrong = (1,) if trial.split.retrain else None
+            error = 0.1 if isinstance(trial.k, Ramp) else 0.2
+            error += abs(trial.learning_rate - 0.02)
+            one.tell(trial, Outcome(trial, error, 2, error, error, 2, "limit", (), wrong))
+            if trial.split.retrain:
+                one.weights.put(trial, network().state_dict())
+    assert one.best.k == Ramp(0.5, 2.0)
+    for k in (None, "0.5→2", "0.5->2", Ramp(0.5, 2.0), 1):
+        assert isinstance(one.model(k), nn.Module)
+    with pytest.raises(ValueError, match=r"^k must be 1/2→2 or 1, not 2→1/2$"):
+        one.model("2→1/2")
 
 
 def test_ensembles_are_of_one_size_and_average_probabilities(finished: Study) -> None:
@@ -247,6 +267,19 @@ class Random(Unreadable):
         return self.example(), at % 3
 
 
+class Late(nn.Module):
+    """Makes a buffer when it is first called, so that its weights could not be loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Any:
+        if not hasattr(self, "center"):
+            self.register_buffer("center", x.mean(0))
+        return self.inner(x)
+
+
 SHARED = network()
 NAN = (torch.cat((TRAIN[0][:5], torch.full((175, 6), torch.nan))), TRAIN[1])
 UNEQUAL = [(torch.zeros(6), 0), (torch.zeros(5), 1), (torch.zeros(6), 2)]
@@ -282,6 +315,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "one row for all, one by one": (
         {"network": lambda: Wrapped(lambda z: z.mean(0, keepdim=True)), "batch_size": 1},
         "^network must return logits for each example, but returns 1 row for a batch of 4",
+    ),
+    "a buffer made late": (
+        {"network": Late},
+        "^network must create all its parameters and buffers before forward, which changes center$",
     ),
     "no gradient": (
         {"network": lambda: Wrapped(Tensor.detach)},
@@ -363,6 +400,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "^optimizer must use the learning rate it is given, but that of <lambda> does not depend",
     ),
     "unknown setting": ({"wait_decay": 1}, "optimizer must accept the keyword .*wait_decay"),
+    "capturable": (
+        {"capturable": True},
+        "^capturable must be left out: the study sets it where it is needed$",
+    ),
     "no optimizer": ({"optimizer": "adam"}, "optimizer must be a class such as .*, not 'adam'"),
     "k without 1": ({"k": (0.5, 2)}, "^k must contain 1"),
     "k of 0": ({"k": (0, 1)}, "^k must be finite numbers above 0"),
@@ -531,6 +572,16 @@ def test_bad_input_gets_one_sentence(case: str) -> None:
     assert "\n" not in str(problem.value)
 
 
+def test_a_network_may_change_its_inputs_in_place() -> None:
+    before = TRAIN[0].clone()
+    one = run(study(network=lambda: nn.Sequential(nn.ReLU(inplace=True), network())))
+    assert torch.equal(TRAIN[0], before)
+    copies = run(study(network=lambda: nn.Sequential(nn.ReLU(), network())))
+    assert [outcome.error for outcome in one.ledger.values()] == [
+        outcome.error for outcome in copies.ledger.values()
+    ]
+
+
 def test_masked_classes_and_augmented_shapes_are_fine() -> None:
     mask = torch.tensor([0.0, 0.0, -math.inf])
     labels: dict[str, Any] = {"train": (TRAIN[0], TRAIN[1] % 2), "test": (TEST[0], TEST[1] % 2)}
@@ -581,6 +632,68 @@ def test_own_training_has_a_summary() -> None:
     assert "(sign test: p = 1)" in told(wrong=[1])
 
 
+def page_of_own_training(folder: Path, last: int = 10**6, /, **told: Any) -> str:
+    """Return the text of the page after the outcomes of all trials, or of the first ones."""
+    settings: dict[str, Any] = {"k": (0.5, 1), "learning_rates": (0.1, 0.2, 0.4)}
+    settings |= {name: told.pop(name) for name in ("k", "retrainings") if name in told}
+    one = Study.own_training("ResNet <18>, 30 epochs", folder=folder, **settings)
+    for count, trial in enumerate(one):
+        if count == last:
+            break
+        noise = 0.001 * (trial.split.repetition % 3) * level(trial.k)
+        error = 0.1 * level(trial.k) + (trial.learning_rate - 0.2) ** 2 + noise
+        one.tell(trial, error=error, **told)
+    text = html.unescape(re.sub(r"<(style|script|svg).*?</\1>|<[^>]+>", "", flags=re.DOTALL,
+                                string=one.report().read_text("utf-8")))  # fmt: skip
+    assert " nan" not in text
+    assert "None" not in text
+    assert "ResNet <18>, 30 epochs" in text
+    return re.sub(r"\s+", " ", text.replace("\xa0", " "))
+
+
+def test_own_training_has_a_page(tmp_path: Path) -> None:
+    text = page_of_own_training(tmp_path)
+    assert "k = 1/2 may make fewer errors than k = 1 · ResNet" in text
+    assert re.search(r"With k = 1/2, the test error is 5\.\d\d%, with k = 1 it is 10\.\d\d%", text)
+    assert "is a hint, not proof" in text
+    assert "Tell the wrong test examples" in text
+    for heading in ("Error against k", "Where the search went", "What k does"):
+        assert heading in text
+    for absent in ("Sign test", "cross-entropy is", "the model", "Is this classifier", "SHA-256"):
+        assert absent not in text
+
+
+def test_own_training_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page_of_own_training(tmp_path / "run")
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert main(["runs", str(tmp_path)]) == 0
+    # Means: the lowest test error of several networks would be too low.
+    assert re.search(r" 1/2 +5\.04 +10\.08 ", capsys.readouterr().out)
+    assert main(["predict", str(tmp_path / "run"), "new.npz"]) == 1
+    assert "has no model: the networks of your own training are not kept" in capsys.readouterr().err
+
+
+def test_the_page_of_own_training_shows_what_was_told(tmp_path: Path) -> None:
+    text = page_of_own_training(tmp_path, wrong=[1], cross_entropy=0.5)
+    assert "Sign testp = 1" in text
+    assert "Test cross-entropy is 0.500 with k = 1/2 and 0.500 with k = 1" in text
+
+
+def test_the_page_of_own_training_where_there_is_less_to_show(tmp_path: Path) -> None:
+    assert "Not finished yet: k = 1/2 leads" in page_of_own_training(tmp_path / "searching", 25)
+    assert "4 more are needed to compare" in page_of_own_training(tmp_path / "selected", 36)
+    alone = page_of_own_training(tmp_path / "alone", k=(1,), retrainings=1)
+    assert "Keep k = 1 · " in alone
+    assert "In words" not in alone
+    assert "No other k was tried." in alone
+    assert "the best choice" not in alone
+    uncompared = page_of_own_training(tmp_path / "uncompared", retrainings=0)
+    assert uncompared.startswith(" k = 1/2 is selected · ")
+    assert "No final networks were asked for" in uncompared
+
+
 @pytest.mark.parametrize("cross_entropy", [math.nan, 3.0])
 def test_ties_in_own_training_add_no_learning_rates(tmp_path: Path, cross_entropy: float) -> None:
     def rates(name: str, error: Callable[[float], float]) -> list[float]:
@@ -609,6 +722,50 @@ def test_ties_in_own_training_add_no_learning_rates(tmp_path: Path, cross_entrop
 def test_bad_settings_of_own_training(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Study.own_training("mine", **{"learning_rates": (0.1,), **settings})
+
+
+def test_more_networks_keep_what_is_done(tmp_path: Path) -> None:
+    """The page advises more final networks, so a finished study can be given more."""
+    first = run(study(tmp_path / "run", k=(1, 2), retrainings=2))
+    chosen, plain = first.result.chosen, first.result.plain
+    more = study(tmp_path / "run", k=(1, 2), retrainings=4)
+    assert not more.finished
+    run(more)
+    new = set(more.ledger) - set(first.ledger)
+    assert len(new) == (4 if chosen != plain else 3)
+    assert {trial.split.retrain for trial in new} == {True}
+    assert len(more.comparison.chosen) == 4
+    assert (more.result.chosen, more.result.plain) == (chosen, plain)
+    assert len(more.ensemble().networks) == 4
+    alone = run(study(None, k=(1, 2), retrainings=4))
+    assert more.result == alone.result
+    assert more.assessment == alone.assessment
+    again = run(study(tmp_path / "run", k=(1, 2), retrainings=4, repetitions=2))
+    validated = {t.split.repetition for t in again.ledger if t not in more.ledger}
+    assert 1 in validated
+    assert {len(cell.errors) for cell in again.result.cells} == {2}
+    for settings in ({"retrainings": 3}, {"retrainings": 4, "repetitions": 1}):
+        with pytest.raises(ValueError, match=r"other settings .re(training|petition)s was"):
+            study(tmp_path / "run", k=(1, 2), **settings)
+
+
+def test_the_result_says_that_networks_were_added_to_a_comparison(tmp_path: Path) -> None:
+    def told(retrainings: int) -> AnyStudy:
+        one = Study.own_training("mine", k=(0.5, 1), learning_rates=(0.1, 0.2, 0.4),
+                                 retrainings=retrainings, folder=tmp_path / "run")  # fmt: skip
+        for trial in one:
+            error = 0.1 * level(trial.k) + (trial.learning_rate - 0.2) ** 2
+            one.tell(trial, error=error + 0.001 * trial.split.repetition)
+        return one
+
+    sentence = "note: the comparison was first made with 2 networks of each k; if you added more "
+    told(0)  # nothing is compared yet
+    assert sentence not in told(2).summary()
+    before = len(told(2).ledger)
+    more = told(4)
+    assert len(more.ledger) == before + 4
+    assert sentence in more.summary()
+    assert sentence in AnyStudy.open(tmp_path / "run").summary()
 
 
 def test_other_k_and_rates_keep_what_is_done(tmp_path: Path) -> None:

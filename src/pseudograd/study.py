@@ -40,7 +40,7 @@ from pseudograd.search.networks import (
 )
 from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, OwnProtocol, Protocol
 from pseudograd.search.study import Progress, Runner
-from pseudograd.words import counted, shown
+from pseudograd.words import counted, fraction, joined, shown
 
 
 class Study(search.Study):
@@ -167,7 +167,7 @@ class Study(search.Study):
         self.examples = Examples.of(train, test, name, ignore_index)
         recipe = dataclasses.replace(recipe, data_hash=self.examples.sha256[:16])
         outputs = check_training(self.training, self.examples)
-        self.classes = list(range(outputs) if classes is None else classes)
+        self.classes: list[str | int] = list(range(outputs) if classes is None else classes)
         if len(self.classes) != outputs:
             raise ValueError(
                 f"classes must name the network's {outputs} outputs, not {len(self.classes)}"
@@ -181,22 +181,7 @@ class Study(search.Study):
             retrainings=retrainings,
             seed=seed,
         )
-        shapes = self.examples.shapes
-        facts = {
-            "name": name,
-            "sha256": self.examples.sha256,
-            "train_size": self.examples.train_size,
-            "test_size": self.examples.test_size,
-            "features": sum(torch.Size(shape).numel() for shape in shapes),
-            "shapes": [list(shape) for shape in shapes],
-            "classes": outputs,
-            "labels": self.classes,
-            "pixels": None,
-            "target": "label",
-        }
-        if self.examples.labels.dim() > 1:
-            facts["positions"] = self.examples.labels[0].numel()
-        super().__init__(folder, protocol, facts)
+        super().__init__(folder, protocol, _facts(self.examples, self.classes))
         self.weights = Weights(None if self.folder is None else self.folder / "networks")
         self.notes: list[str] = list(self.examples.notes)
         self._assessment: dict[str, Any] = {}
@@ -215,9 +200,10 @@ class Study(search.Study):
     ) -> search.Study:
         """Return a study of your own training loop: loop over its trials, and tell their errors.
 
-        The result is a `pseudograd.search.Study`. It has `best`, `comparison`, `result` and
-        `summary()`, but no `model()`, `ensemble()` or page, since it holds no networks. While the
-        best rate of a k is the lowest or highest one, the search tries another, unless rates tie.
+        The result is a `pseudograd.search.Study`. It has `best`, `comparison`, `result`,
+        `summary()` and `report()`, but no `model()` or `ensemble()`, since it holds no networks.
+        While the best rate of a k is the lowest or highest one, the search tries another, unless
+        rates tie.
 
         Args:
             description: A description of the training. Change it when you change the training.
@@ -412,15 +398,15 @@ class Study(search.Study):
             self._assessment = read_found(self) or {}
         return self._assessment
 
-    def _kept(self, k: float | None) -> Trial:
+    def _kept(self, k: float | str | Ramp | None) -> Trial:
         comparison = self.comparison
-        if k is not None and k not in (comparison.chosen[0].trial.k, 1):
-            raise ValueError(
-                f"k must be the chosen one, {comparison.chosen[0].trial.k}, or 1, not {k}"
-            )
-        return best_stopped(comparison.plain if k == 1 else comparison.chosen).trial
+        there = {comparison.chosen[0].trial.k: comparison.chosen, 1: comparison.plain}
+        wanted = as_k(k)
+        if wanted is not None and wanted not in there:
+            raise ValueError(f"k must be {joined(map(fraction, there), 'or')}, not {k}")
+        return best_stopped(comparison.chosen if wanted is None else there[wanted]).trial
 
-    def model(self, k: float | None = None) -> nn.Module:
+    def model(self, k: float | str | Ramp | None = None) -> nn.Module:
         """Return the trained network, on the CPU and in evaluation mode.
 
         Args:
@@ -449,7 +435,31 @@ class Study(search.Study):
         """Return a summary of the finished study in a few lines."""
         from pseudograd.report.summary import summary
 
-        return summary(self.result, self.assessment or None, options=False)
+        return summary(
+            self.result,
+            self.assessment or None,
+            options=False,
+            compared_before=self.compared_before,
+        )
+
+
+def _facts(examples: Examples, classes: list[str | int]) -> dict[str, Any]:
+    """Return the facts about the data that are kept with a study."""
+    facts = {
+        "name": examples.name,
+        "sha256": examples.sha256,
+        "train_size": examples.train_size,
+        "test_size": examples.test_size,
+        "features": sum(torch.Size(shape).numel() for shape in examples.shapes),
+        "shapes": [list(shape) for shape in examples.shapes],
+        "classes": len(classes),
+        "labels": classes,
+        "pixels": None,
+        "target": "label",
+    }
+    if examples.labels.dim() > 1:
+        facts["positions"] = examples.labels[0].numel()
+    return facts
 
 
 def _devices(
@@ -474,6 +484,8 @@ def _check_names(settings: Mapping[str, Any], optimizer: Callable[..., Any]) -> 
     """Raise if an argument that is left for the optimizer looks like a misspelt one of `Study`."""
     if "lr" in settings:
         raise ValueError("lr must be left out: the search varies it, so give learning_rates")
+    if "capturable" in settings:
+        raise ValueError("capturable must be left out: the study sets it where it is needed")
     try:
         theirs = inspect.signature(optimizer).parameters
     except (TypeError, ValueError):  # not a function: `Training` says so

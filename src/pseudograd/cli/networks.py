@@ -202,11 +202,15 @@ def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _study(options: argparse.Namespace, arrays: Arrays, settings: dict[str, Any]) -> Study:
+    from torch import nn
+
     from pseudograd.search.documents import write_json
     from pseudograd.study import Study
 
     network = imported(options.network)
     called = options.network
+    if isinstance(network, nn.Module):
+        raise ValueError(f"--network {called} is a module: name a function that returns a new one")
     try:
         network()
     except Exception as problem:

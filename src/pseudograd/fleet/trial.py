@@ -154,6 +154,13 @@ class Trial:
         require(0 < self.learning_rate < math.inf, "learning_rate", "a finite number above 0")
         require(is_whole(self.seed, -(2**63), 2**63), "seed", "a whole number of 64 bits")
 
+    def __str__(self) -> str:
+        """Return the trial with its recipe's fingerprint, short enough for a message."""
+        varied = ", ".join(
+            f"{name}={value}" for name, value in vars(self).items() if name != "recipe"
+        )
+        return f"Trial({self.recipe.fingerprint}, {varied})"
+
 
 @dataclass(frozen=True)
 class Outcome:

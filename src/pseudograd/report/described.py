@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pseudograd.fleet import MLPRecipe, Recipe
+from pseudograd.fleet import MLPRecipe, OwnRecipe, Recipe
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.words import counted, joined
 
@@ -22,7 +22,8 @@ def described(recipe: Recipe) -> dict[str, Any]:
     if isinstance(recipe, ModuleRecipe):
         named = ("network", "optimizer", "schedule", "augment")
         return settings | {name: without_digests(getattr(recipe, name)) for name in named}
-    return settings
+    assert isinstance(recipe, OwnRecipe)
+    return {**settings, "network": recipe.description}
 
 
 def _layers(recipe: MLPRecipe) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pseudograd.files import write_whole, writing
-from pseudograd.fleet import MLPRecipe, Outcome, Ramp, Trial, k_at
+from pseudograd.fleet import Outcome, Ramp, Trial, k_at
 from pseudograd.fleet.ramp import by_level
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.report import figures
@@ -50,25 +50,17 @@ _DATA = {
     "pixels": (None, [int]),
     "target": str,
 }
-_SHAPES = {"shapes": [[int]]}  # of the inputs, for a ModuleRecipe
-
-
-def _recipe(protocol: Protocol) -> dict[str, Any]:
-    """Return the fixed settings of the search, as plain values."""
-    recipe = protocol.recipe
-    if not isinstance(recipe, MLPRecipe | ModuleRecipe):
-        raise ValueError("a study of your own training has no page: read study.summary()")
-    return described(recipe)
+_SHAPES = {"shapes": [[int]]}  # of the inputs
+_NEEDED: dict[str, dict[str, Any]] = {"mlp": _DATA, "module": _DATA | _SHAPES, "own": {}}
 
 
 def write_page(study: Study) -> Path:
     """Write the page of a study into its folder, and return its path."""
     if study.folder is None:
         raise ValueError("study must have a folder, for its page to be written there")
-    recipe = _recipe(study.protocol)  # raises if the recipe has no page
-    needed = _DATA | (_SHAPES if recipe["kind"] == "module" else {})
-    if wrong := misfit(study.data, needed, "data"):
-        made = "pseudograd.Study" if recipe["kind"] == "module" else "pseudograd tune"
+    kind = study.protocol.recipe.kind
+    if wrong := misfit(study.data, _NEEDED[kind], "data"):
+        made = "pseudograd.Study" if kind == "module" else "pseudograd tune"
         raise ValueError(
             f"{study.folder / 'run.json'} lacks facts about the data that the page needs "
             f"({wrong}): name a run of {made}, or read study.result"
@@ -100,7 +92,8 @@ def page(
     Args:
         about: How the search was run: command, versions, commit, hardware, devices, started,
             seconds, seed, and data (name, sha256, train_size, test_size, features, classes, labels,
-            pixels, target; for a study of any network also the shapes of its inputs).
+            pixels, target; for a study of any network also the shapes of its inputs; for one of a
+            user's own training loop nothing).
         protocol: The protocol of the search.
         ledger: The outcomes so far.
         examples: The training examples with the largest gradients (networks, edges, hardest), and
@@ -110,7 +103,7 @@ def page(
             `assess_networks`; without it, or if it is {}, the page uses the outcomes only.
 
     """
-    recipe = _recipe(protocol)
+    recipe = described(protocol.recipe)
     wanted = protocol.wanted(ledger)
     chosen = plain = None
     if any(cell.k == 1 for cell in protocol.cells(ledger)):
@@ -122,23 +115,24 @@ def page(
     compared = groups and protocol.retrainings and not wanted
     positions = about["data"].get("positions", 1)
     comparison = _comparison(groups, examples, positions) if compared else None
-    module = recipe["kind"] == "module"
+    module, own = recipe["kind"] == "module", recipe["kind"] == "own"
     unassessed = module and assessment is None
     if wanted:
         assessment = None
-    elif comparison and not assessment:
+    elif comparison and not assessment and not own:  # that has no model to assess
         # With a ModuleRecipe, an example may have several labels, or only ignored ones.
         assessment = assessed(comparison, None if module else about["data"]["test_size"])
-    state = "finished" if assessment else "selected" if selected else "searching"
+    finished = comparison if own else assessment
+    state = "finished" if finished else "selected" if selected else "searching"
     return render(
         "page.html",
         "page.js",
         about=about,
         recipe=recipe,
-        folds=not module or recipe["validation"] is None,
+        folds=recipe.get("validation") is None and not own,
         shapes=shapes_in_words(about["data"]["shapes"]) if module else None,
         unassessed=unassessed,
-        options=not module or is_typed(about["command"]),
+        options=not (module or own) or is_typed(about["command"]),
         protocol=protocol,
         trials=len(ledger),
         wanted=len(wanted),
@@ -156,7 +150,7 @@ def page(
         **_curves(protocol, ledger, groups, (chosen, plain) if selected else ()),
         ensembles=None if comparison else ensembles(assessment),
         column_notes=column_notes(about["data"].get("notes")),
-        **quality(assessment, about["data"]["pixels"]),
+        **quality(assessment, about["data"].get("pixels")),
         **combined_section(assessment, k),
         **_answer(protocol, ledger, chosen, comparison),
         **_search(protocol, ledger, chosen, plain),

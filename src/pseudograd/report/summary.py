@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pseudograd.fleet import MLPRecipe, Recipe
+from pseudograd.fleet import MLPRecipe, OwnRecipe, Recipe
 from pseudograd.fleet.ramp import as_k, by_level
 from pseudograd.report.combined import combined
 from pseudograd.report.described import described, is_typed
@@ -25,7 +25,13 @@ from pseudograd.search import Bagging, Cell, Result, Study, read_assessment, rea
 from pseudograd.words import fraction, percent
 
 
-def summary(found: Result, assessment: Assessment | None = None, *, options: bool = True) -> str:
+def summary(
+    found: Result,
+    assessment: Assessment | None = None,
+    *,
+    options: bool = True,
+    compared_before: int = 0,
+) -> str:
     """Return a summary of a search: the model's error, the baselines, whether k matters.
 
     The search, the choice and the tests follow.
@@ -35,6 +41,7 @@ def summary(found: Result, assessment: Assessment | None = None, *, options: boo
         assessment: The assessment from `pseudograd.search.assess`; without it, the summary uses
             the outcomes only.
         options: Whether to name command-line options instead of Python names.
+        compared_before: The number of final networks first compared, if more were added later.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe, Outcome, Trial
@@ -60,6 +67,7 @@ def summary(found: Result, assessment: Assessment | None = None, *, options: boo
         "diverged": diverged(comparison),
         "ensembles": None,
         "options": options,
+        "compared_before": compared_before,
     }
     recipe = comparison.chosen[0].trial.recipe
     known = assessment or assessed(comparison)
@@ -76,7 +84,7 @@ def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessme
 
     """
     told: dict[str, Any] = dict.fromkeys(
-        ("ties", "open_ks", "comparison", "verdict", "unfinished", "diverged")
+        ("ties", "open_ks", "comparison", "verdict", "unfinished", "diverged", "compared_before")
     )
     told |= {"ensembles": ensembles(assessment), "options": True}
     return _filled(cells, chosen, assessment, told)
@@ -95,7 +103,12 @@ def study_summary(study: Study) -> str:
     if table and study.folder is not None:
         comparison = with_classes(found.comparison, read_examples(study))
         found = replace(found, comparison=comparison)
-    return summary(found, known or None, options=table or is_typed(command))
+    return summary(
+        found,
+        known or None,
+        options=table or is_typed(command),
+        compared_before=study.compared_before,
+    )
 
 
 def _filled(
@@ -170,7 +183,8 @@ def _found(run: Study) -> tuple[str, float, float] | None:
     """Return the values of k, the test error and that with k = 1; None if unfinished.
 
     If an ensemble of a `ModuleRecipe` is significantly better than one network, the values are
-    those of that ensemble and of the ensemble of k = 1.
+    those of that ensemble and of the ensemble of k = 1. For a training loop of the user's own, they
+    are means over the final networks.
     """
     if not run.finished:
         return None
@@ -182,6 +196,8 @@ def _found(run: Study) -> tuple[str, float, float] | None:
         return _joined(ks), known["model"]["error"], known["plain"]["error"]
     if not run.protocol.retrainings:
         return fraction(run.best.k), math.nan, math.nan
+    if isinstance(run.protocol.recipe, OwnRecipe):  # no network is the model: the means
+        return fraction(run.result.chosen.k), *verdict(run.result.comparison).errors
     told = read_assessment(run) or {}
     several = combined(told)
     if several and several.better:

@@ -30,6 +30,7 @@ from pseudograd.search.run_file import (
     begun,
     check_empty,
     check_settings,
+    protocol_in,
     read_run,
 )
 
@@ -85,8 +86,15 @@ class Kept:
             "started": self.sessions[0]["started"],
             "seconds": sum(one["seconds"] for one in self.sessions),
             "seed": self.protocol.seed,
+            "compared_before": self.compared_before,
             "data": self.data,
         }
+
+    @property
+    def compared_before(self) -> int:
+        """The number of final networks first compared, if more were asked for later; or 0."""
+        before = [one["compared_before"] for one in self.sessions if "compared_before" in one]
+        return before[0] if before else 0
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -114,16 +122,25 @@ class Kept:
         assert self.folder is not None
         with self._guard():
             written = read_run(self.folder)
+            earlier = None
             if self._is_started(written):
                 ours = self._as_json()
-                check_settings(self.folder, written, ours, self.protocol.recipe)
+                check_settings(self.folder, written, ours, self.protocol)
                 if written["protocol"] != ours["protocol"]:
                     self._check_alone()
+                    earlier = protocol_in(self.folder, written) if self.protocol.grows else None
             self.sessions[:] = written["sessions"]
             self.ledger = self._read_ledger()
+            if earlier and self._extends(earlier):
+                now["compared_before"] = earlier.retrainings
             self.sessions.append(now)
             self._place = None
             self._write()
+
+    def _extends(self, earlier: Protocol) -> bool:
+        """Return whether this study adds final networks to a comparison that can be known."""
+        added = 0 < earlier.retrainings < self.protocol.retrainings
+        return added and not earlier.wanted(self.ledger)
 
     def _note_time(self) -> None:
         """Record the duration of this process's session so far."""
@@ -185,8 +202,8 @@ class Kept:
         alone = Lock.on(self._ledger_path)
         if alone is None:
             raise BlockingIOError(
-                f"another process is using {self.folder} with other values of k or learning rates: "
-                "give the same, or wait for it to finish"
+                f"another process is using {self.folder} with other values of k, learning rates, "
+                "repetitions or retrainings: give the same, or wait for it to finish"
             )
         alone.release()
         self._presence = Lock.on(self._ledger_path, shared=True)
@@ -230,7 +247,7 @@ class Kept:
                     if {**self._as_json(), "sessions": []} != written:
                         self._write()
                     return
-        check_settings(folder, written, self._as_json(), self.protocol.recipe)
+        check_settings(folder, written, self._as_json(), self.protocol)
         self.data = written["data"]  # as written by the version that started it
         self.sessions = written["sessions"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pseudograd.data import Dataset, Encoder
 from pseudograd.files import sha256_of, writing
-from pseudograd.fleet import Ensemble, Network, Outcome, Ramp, Trial
+from pseudograd.fleet import Ensemble, Network, Outcome, OwnRecipe, Ramp, Trial
 from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.documents import read_json, read_signed, write_json, write_signed
@@ -218,6 +218,8 @@ def load_model(
     """
     study = Study.open(folder)
     found = saved(study)
+    if isinstance(study.protocol.recipe, OwnRecipe):
+        raise ValueError(f"{folder} has no model: the networks of your own training are not kept")
     if found is None:
         raise ValueError(f"{folder} has no model yet: run its command again to finish the search")
     name = _wanted(found, as_k(k))

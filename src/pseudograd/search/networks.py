@@ -240,8 +240,9 @@ def load_network(
     wanted = k if k == "mixed" else as_k(k)
     if wanted not in names:
         there = [one if isinstance(one, str) else fraction(one) for one in names if one is not None]
+        named = k if isinstance(k, str) else fraction(k)
         raise ValueError(
-            f"{study.folder} has no network of k = {wanted}: give {joined(there, 'or')}"
+            f"{study.folder} has no network of k = {named}: give {joined(there, 'or')}"
         )
     training, weights = Training(network), Weights(study.folder / "networks")
     group = groups[names[wanted]]

@@ -105,6 +105,7 @@ class Protocol:
     """
 
     kind: ClassVar[str] = "paper"
+    grows: ClassVar[tuple[str, ...]] = ()  # settings that a later session may raise
     recipe: Recipe
     ks: tuple[float | Ramp, ...] = SHALLOW_KS
     initial_rate: float | None = None
@@ -404,6 +405,7 @@ class NetworkProtocol(Protocol):
     """
 
     kind: ClassVar[str] = "network"
+    grows: ClassVar[tuple[str, ...]] = ("repetitions", "retrainings")
     ks: tuple[float | Ramp, ...] = DEEP_KS
     repetitions: int = 5
     mixed: bool = True
@@ -453,6 +455,7 @@ class OwnProtocol(Protocol):
     """The paper's search for a training loop of your own, where a tie never adds learning rates."""
 
     kind: ClassVar[str] = "own"
+    grows: ClassVar[tuple[str, ...]] = ("repetitions", "retrainings")
 
     def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
         """Return the edge that the best rate is on, or None if another rate is as good."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from pseudograd.environment import session
 from pseudograd.files import UNFINISHED
-from pseudograd.fleet.recipe import Recipe, recipe_from_json
+from pseudograd.fleet.recipe import are_numbers, recipe_from_json
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.documents import misfit, read_json
 from pseudograd.search.protocol import RANGE, NetworkProtocol, OwnProtocol, Protocol
@@ -70,9 +70,12 @@ def protocol_in(folder: Path, written: Mapping[str, Any]) -> Protocol:
 
 
 def check_settings(
-    folder: Path, written: Mapping[str, Any], ours: Mapping[str, Any], recipe: Recipe
+    folder: Path, written: Mapping[str, Any], ours: Mapping[str, Any], protocol: Protocol
 ) -> None:
-    """Raise ValueError if the folder holds a study with other settings than `RANGE` allows."""
+    """Raise ValueError if the folder holds a study that this one cannot continue.
+
+    Only the settings of `RANGE` may differ, and those that the protocol lets grow.
+    """
     old, new = _facts(written["data"]), _facts(ours["data"])
     changed = {name for name in old | new if old.get(name) != new.get(name)}
     if changed and not ("sha256" in old and changed <= _GIVEN):
@@ -82,11 +85,12 @@ def check_settings(
         )
     if "name" in changed:
         raise _other(folder, "name", old["name"], new["name"])
-    defaults = {field.name: field.default for field in dataclasses.fields(recipe)}  # type: ignore[arg-type]
+    defaults = {field.name: field.default for field in dataclasses.fields(protocol.recipe)}  # type: ignore[arg-type]
     for part in ("recipe", "protocol"):
         for name in written[part] | ours[part]:
             old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))
-            if old != new and name not in RANGE:
+            grown = name in protocol.grows and are_numbers(old) and old < new
+            if old != new and name not in RANGE and not grown:
                 raise _other(folder, name, old, new)
     if changed:
         raise _other(folder, "classes", written["data"]["labels"], ours["data"]["labels"])

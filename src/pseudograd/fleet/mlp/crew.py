@@ -96,7 +96,7 @@ def check_alike(first: Trial, trial: Trial) -> None:
         raise ValueError(
             "trials of one fleet must share data, hidden_layer_sizes, optimizer, schedule, "
             "activation, feature_range, bins, sample, batch_size, stratified, rule, whether they "
-            f"clip, decay weights, retrain and are bagged; these do not:\n  {first}\n  {trial}"
+            f"clip, decay weights, retrain and are bagged; these do not:\n  {first!r}\n  {trial!r}"
         )
 
 

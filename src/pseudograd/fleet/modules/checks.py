@@ -12,7 +12,7 @@ from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet.modules.examples import Examples, prepared, random_states
 from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.training import Training
-from pseudograd.words import counted, first_line
+from pseudograd.words import counted, first_line, joined
 
 _TRIED = 4  # examples in the batch
 _SAID = 200  # maximum length of an error message shown to the user
@@ -31,7 +31,9 @@ def check_training(training: Training, examples: Examples) -> int:
     labels = examples.labels[:size]
     with seeded(0):
         module = training.network().train()
-        inputs = _augmented(training, tuple(one[:size] for one in whole))
+        made = _shapes(module)
+        # A copy, since a network may change its inputs in place.
+        inputs = _augmented(training, tuple(one[:size].clone() for one in whole))
         try:
             logits = training.logits(module, inputs)
         except Exception as problem:
@@ -43,6 +45,11 @@ def check_training(training: Training, examples: Examples) -> int:
             ) from problem
         classes = _classes(logits, labels, training, examples)
         _check_evaluation(training, module, whole, logits)
+        if changed := made.items() ^ _shapes(module).items():
+            raise ValueError(
+                f"network must create all its parameters and buffers before forward, which changes "
+                f"{joined(sorted({name for name, _ in changed}))}"
+            )
         loss = training.loss(logits, labels, 1.0)
         try:
             loss.backward()
@@ -50,6 +57,10 @@ def check_training(training: Training, examples: Examples) -> int:
             raise ValueError(f"network fails in the backward pass ({_said(problem)})") from problem
         _check_optimizer(training, module)
     return classes
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in module.state_dict().items()}
 
 
 def _check_optimizer(training: Training, module: nn.Module) -> None:

@@ -391,15 +391,19 @@ def _tensor(given: Any, what: str) -> Tensor:
             f"{what} must be tensors or arrays, not Pillow images: give the Dataset a transform "
             "such as torchvision.transforms.PILToTensor()"
         )
+    if isinstance(given, Tensor):
+        return given.detach().cpu()
     try:
-        tensor = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given)
+        array = np.asarray(given)
+        if min(array.strides, default=0) < 0 or not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="), order="C")
+        return torch.from_numpy(array) if array.flags.writeable else read_only([array])[0]
     except (TypeError, ValueError, RuntimeError) as problem:
         kind = f"{type(given).__name__}" if not isinstance(given, str) else repr(given)
         raise ValueError(
             f"{what} must be numbers in tensors or arrays, not {kind}: convert them, labels to "
             "class indices from 0"
         ) from problem
-    return tensor.detach().cpu()
 
 
 def _labels(given: Any, which: str) -> Tensor:
