@@ -22,9 +22,8 @@ from unittest import mock
 import torch
 
 from pseudograd.loss import tunable_cross_entropy
-from pseudograd.loss.triton import launch
+from pseudograd.loss.triton import PARTS, launch
 from pseudograd.loss.triton.launch import Rows
-from pseudograd.loss.triton.layout import PARTS
 
 ROWS = (
     (torch.bfloat16, 8192, 131072),

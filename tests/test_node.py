@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
+from pseudograd.loss import tunable_cross_entropy
+from pseudograd.loss.triton import PARTS as PARTS_IN_GRAPH
 from pseudograd.loss.triton import node, plans
 from pseudograd.loss.triton.launch import Launch
 
@@ -30,6 +32,7 @@ _LAUNCHER = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p,
     ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
 )  # fmt: skip
+_POINTER = ctypes.POINTER(ctypes.c_int64)
 _SETTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
@@ -241,29 +244,34 @@ def test_in_place_changes_of_logits_are_detected(gpu: Any) -> None:
         loss.backward()
 
 
-def test_loss_and_gradient(gpu: Any) -> None:
-    module, plan, _ = gpu
-    z, target = inputs()
-    value, gradient = module.loss_and_gradient(plan, z.detach(), target, None, 1.0, 0)
-    torch.testing.assert_close(gradient, expected(z, target))
-    assert value.dim() == 0
+class Operators:
+    """The operators of compiled graphs, run by the node on the CPU, and what they ask Python for.
 
-
-class Operator:
-    """The operator for compiled graphs, run by the node on the CPU, and what it asks Python for."""
+    The plan leaves the gradient to the backward pass, as in a graph.
+    """
 
     def __init__(self, module: Any, plan: Any) -> None:
         self.module, self.plan = module, plan
         self.asked: list[tuple[Any, ...]] = []
         self.stream = _STREAM(self.current_stream)
         address = node._address(self.stream)
-        module.run_operator("CPU", address, self.make_plan, self.run_in_python)
+        in_python = self.make_plan, self.loss, self.gradient
+        module.run_operators("CPU", address, PARTS_IN_GRAPH, *in_python)
 
-    def __call__(self, z: Tensor, target: Tensor, k: float = 1.0, **settings: Any) -> Any:
+    def forward(self, z: Tensor, target: Tensor, k: float = 1.0, **settings: Any) -> Any:
         settings = {"ks": None, "reduction": "sum", "training": True} | settings
         return torch.ops.pseudograd.loss_on_gpu(
-            z, target, k, weight=None, ignore_index=-100, smoothing=0.0, **settings
+            z, target, k, ignore_index=-100, smoothing=0.0, **settings
         )
+
+    def backward(
+        self, z: Tensor, target: Tensor, kept: Any, grad: Tensor, k: float = 1.0, **settings: Any
+    ) -> Any:
+        settings = {"ks": None, "reduction": "sum"} | settings
+        return torch.ops.pseudograd.gradient_on_gpu(
+            z, target, k, parts=kept[0], found=kept[1], grad=grad, ignore_index=-100, smoothing=0.0,
+            **settings,
+        )  # fmt: skip
 
     def current_stream(self, device: int, stream: Any) -> int:
         stream[0] = 17
@@ -273,37 +281,82 @@ class Operator:
         self.asked.append(("plan", *call))
         return self.plan
 
-    def run_in_python(self, *call: Any) -> tuple[Tensor, Tensor]:
+    def loss(self, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
         self.asked.append(("loss", *call))
-        return torch.tensor(5.0), torch.ones(2)
+        return torch.tensor(5.0), torch.ones(2), torch.ones(3)
+
+    def gradient(self, *call: Any) -> Tensor:
+        self.asked.append(("gradient", *call))
+        return torch.full((2,), 7.0)
 
 
 @pytest.fixture
-def operator(gpu: Any) -> Iterator[tuple[Operator, Gpu]]:
-    module, plan, kernels = gpu
-    yield Operator(module, plan), kernels
-    module.run_operator("", 0, None, None)
+def operators(gpu: Any) -> Iterator[tuple[Operators, Gpu]]:
+    module, _, kernels = gpu
+    forward = module.Launch(1, 7, 64, 128, [0] * 5, [(0, Z), (1, TARGET), (3, VALUE)], 4)
+    backward = module.Launch(
+        3, 5, 32, 0, [0] * 5, [(0, Z), (1, TARGET), (2, GRADIENT), (3, GRAD)], 4
+    )
+    plan = module.Plan(42, [forward], [backward], torch.float32, None, 0, 0, 0, 0)
+    yield Operators(module, plan), kernels
+    module.run_operators("", 0, 0, None, None, None)
 
 
-def test_the_operator_for_graphs(operator: Any) -> None:
-    run, kernels = operator
+def test_the_operators_for_graphs(operators: Any) -> None:
+    run, kernels = operators
     z, target = inputs()
     for factor in (1, 3):
-        logits = (z * factor).detach()
-        value, gradient = run(logits, target, k=7.0 * factor)
+        logits, k = (z * factor).detach(), 7.0 * factor
+        value, *kept = run.forward(logits, target, k)
         loss = torch.nn.functional.cross_entropy(logits, target, reduction="sum")
         assert value.item() == pytest.approx(loss.item())
-        torch.testing.assert_close(gradient, expected(logits.requires_grad_(), target))
-    # One plan, which is launched on the current stream with the k of the call.
+        assert [len(one) for one in kept] == [PARTS_IN_GRAPH, 3 * ROWS]
+        gradient = run.backward(logits, target, kept, torch.tensor(2.0), k)
+        torch.testing.assert_close(gradient, 2 * expected(logits.requires_grad_(), target))
+    # One plan for both passes, which are launched on the current stream with the k of the call.
     assert [one[0] for one in run.asked] == ["plan"]
     assert run.asked[0][3:] == (7.0, -100, "sum", 0.0, True)
     assert [(one.kernel, one.stream, one.k) for one in kernels.launched] == [
-        (1, 17, 7.0), (1, 17, 21.0),
+        (1, 17, 7.0), (3, 17, 7.0), (1, 17, 21.0), (3, 17, 21.0),
     ]  # fmt: skip
 
 
-def test_each_layout_has_a_plan_of_its_own(operator: Any) -> None:
-    run, _ = operator
+def test_what_a_plan_keeps_reaches_its_backward_pass(gpu: Any) -> None:
+    """The buffers of the forward pass, in the sizes that the compiler was told."""
+    module, _, _ = gpu
+    seen: list[list[int]] = []
+
+    class Kernels(Gpu):
+        def __call__(self, kernel: Any, *arguments: Any) -> int:
+            parameters = arguments[8]
+            pointers = (
+                ctypes.cast(parameters[at], ctypes.POINTER(ctypes.c_int64)) for at in (0, 1)
+            )
+            seen.append([kernel, *(pointer.contents.value for pointer in pointers)])
+            return 0
+
+    kernels = Kernels()
+    module.prepare(node._address(kernels.cuLaunchKernel), node._address(kernels.cuCtxSetCurrent),
+                   "", "")  # fmt: skip
+    places = [(0, PARTS), (1, FOUND)]
+    passes = ([module.Launch(kernel, 1, 32, 0, [0, 0], places, -1)] for kernel in (1, 2))
+    plan = module.Plan(42, *passes, torch.float32, None, PARTS_IN_GRAPH, 0, 3 * ROWS, 0)
+    run = Operators(module, plan)
+    try:
+        z, target = inputs()
+        _, *kept = run.forward(z.detach(), target)
+        run.backward(z.detach(), target, kept, torch.tensor(1.0))
+    finally:
+        module.run_operators("", 0, 0, None, None, None)
+    addresses = [one.data_ptr() for one in kept]
+    assert seen == [[1, *addresses], [2, *addresses]]
+    assert [(len(one), one.dtype) for one in kept] == [
+        (PARTS_IN_GRAPH, torch.float64), (3 * ROWS, torch.float32),
+    ]  # fmt: skip
+
+
+def test_each_layout_has_a_plan_of_its_own(operators: Any) -> None:
+    run, _ = operators
     z, target = inputs()
     z = z.detach()
     calls: list[dict[str, Any]] = [
@@ -313,72 +366,84 @@ def test_each_layout_has_a_plan_of_its_own(operator: Any) -> None:
     ]  # fmt: skip
     for _ in range(2):
         for call in calls:
-            run(z, target, **call)
-        run(z.t().contiguous().t(), target)
+            run.forward(z, target, **call)
+        run.forward(z.t().contiguous().t(), target)
     assert [one[0] for one in run.asked] == ["plan"] * len(calls)  # k = 7 and 8 share one
 
 
-def test_calls_that_the_operator_leaves_to_python(operator: Any) -> None:
-    run, kernels = operator
+def test_calls_that_the_operators_leave_to_python(operators: Any) -> None:
+    run, kernels = operators
     z, target = inputs()
-    z = z.detach()
+    z, grad = z.detach(), torch.tensor(1.0)
     unaligned = torch.zeros(ROWS * CLASSES + 1)[1:].reshape(ROWS, CLASSES)
     for logits, ks in ((unaligned, None), (z, torch.ones(ROWS + 1)[1:])):
-        value, gradient = run(logits, target, ks=ks)
-        assert (value.item(), len(gradient)) == (5, 2)
+        value, *kept = run.forward(logits, target, ks=ks)
+        assert (value.item(), *map(len, kept)) == (5, 2, 3)
+        assert run.backward(logits, target, kept, grad, ks=ks).tolist() == [7, 7]
     run.plan = None  # such as labels in another dtype
-    run(z, target)
-    assert [one[0] for one in run.asked] == ["loss", "loss", "plan", "loss"]
+    run.forward(z, target)
+    assert [one[0] for one in run.asked] == ["loss", "gradient"] * 2 + ["plan", "loss"]
+    assert [len(one) for one in run.asked[1][4:6]] == [2, 3]
+    assert run.asked[1][7:] == (-100, "sum", 0.0)
     assert kernels.launched == []
 
 
-def test_without_training_the_operator_has_no_gradient(gpu: Any) -> None:
+def test_without_training_the_operator_keeps_nothing(gpu: Any) -> None:
     module, _, _ = gpu
     forward = module.Launch(4, 7, 64, 128, [0] * 5, [(0, Z), (1, TARGET), (3, VALUE)], 4)
     plan = module.Plan(42, [forward], [], torch.float32, None, 0, 0, 0, 1)
-    run = Operator(module, plan)
+    run = Operators(module, plan)
     try:
-        value, gradient = run(*inputs(), training=False)
+        value, *kept = run.forward(*inputs(), training=False)
     finally:
-        module.run_operator("", 0, None, None)
-    assert (value.shape, gradient.shape, gradient.dtype) == ((ROWS,), (0,), torch.float32)
+        module.run_operators("", 0, 0, None, None, None)
+    assert value.shape == (ROWS,)
+    assert [(one.shape, one.dtype) for one in kept] == [
+        ((0,), torch.float64), ((0,), torch.float32),
+    ]  # fmt: skip
 
 
-def test_a_compiled_graph_calls_the_operator(operator: Any) -> None:
-    run, kernels = operator
+def test_a_compiled_graph_calls_the_operators(operators: Any) -> None:
+    _, kernels = operators
     z, target = inputs()
-    compiled = torch.compile(lambda z: run(z, target)[0] * 2, backend="aot_eager", fullgraph=True)
+
+    def loss_of(z: Tensor) -> Tensor:
+        return 2 * tunable_cross_entropy(z, target, reduction="sum", implementation="triton")
+
+    compiled = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
     loss = torch.nn.functional.cross_entropy(z, target, reduction="sum")
     for _ in range(2):
-        assert compiled(z.detach()).item() == pytest.approx(2 * loss.item())
-    assert [one.kernel for one in kernels.launched] == [1, 1]
+        value = compiled(z)
+        assert value.item() == pytest.approx(2 * loss.item())
+        (gradient,) = torch.autograd.grad(value, z)
+        torch.testing.assert_close(gradient, 2 * expected(z, target))
+    assert [one.kernel for one in kernels.launched] == [1, 3, 1, 3]
 
 
-def test_the_node_takes_the_operator_over_during_a_call(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch
+def test_the_node_takes_the_operators_over_during_a_call(
+    gpu: Any, operators: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where the first call after the compilation loads the node."""
-    module, plan, kernels = gpu
+    run, kernels = operators
+    module, plan, _ = gpu[0], run.plan, run.module.run_operators("", 0, 0, None, None, None)
     z, target = inputs()
     z, taken = z.detach(), []
-    operator = torch.ops.pseudograd.loss_on_gpu
-    call = (z, target, 1.0, None, None, -100, "sum", 0.0, True)
-    python = node.loss_and_gradient
+    call = (z, target, 1.0, None, -100, "sum", 0.0, True)
+    python = node.loss_in_graph
 
-    def first(*asked: Any) -> tuple[Tensor, Tensor]:
-        taken.append(Operator(module, plan))
+    def first(*asked: Any) -> tuple[Tensor, Tensor, Tensor]:
+        taken.append(Operators(module, plan))
         return python(*asked)
 
-    monkeypatch.setattr(node, "loss_and_gradient", first)
-    results = [operator(*call) for _ in range(3)]
+    monkeypatch.setattr(node, "loss_in_graph", first)
+    results = [torch.ops.pseudograd.loss_on_gpu(*call) for _ in range(3)]
     assert (len(taken), len(kernels.launched)) == (1, 2)
-    module.run_operator("", 0, None, None)
+    module.run_operators("", 0, 0, None, None, None)
     monkeypatch.undo()
-    results.append(operator(*call))  # in Python again
+    results.append(torch.ops.pseudograd.loss_on_gpu(*call))  # in Python again
     assert len(kernels.launched) == 2
-    for value, gradient in results:
+    for value, *_ in results:
         torch.testing.assert_close(value, results[0][0])
-        torch.testing.assert_close(gradient, results[0][1])
 
 
 def test_a_failed_launch(gpu: Any) -> None:

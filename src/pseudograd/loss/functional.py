@@ -242,7 +242,7 @@ def _loss_in_graph(
     learns = soft and torch.is_grad_enabled() and (target.requires_grad or is_transformed())
     fixed = target.detach() if learns else target
     examples = input.shape[:1] + input.shape[2:] if input.dim() > 1 else ()
-    if is_compiled() and graph.takes(input, target, weight, reduction, triton):
+    if is_compiled() and graph.takes(input, target, weight, triton):
         loss = graph.loss_in_graph(input, fixed, *settings, triton)
     else:
         labels = as_rows(fixed) if soft else fixed.flatten()

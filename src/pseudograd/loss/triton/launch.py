@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pseudograd.loss.triton import labels, reduction, soft
-from pseudograd.loss.triton.layout import PARTS
+from pseudograd.loss.triton import PARTS, labels, reduction, soft
 from pseudograd.rules.paper import Sensitivity
 
 # Rows of up to this many classes are kept on-chip.

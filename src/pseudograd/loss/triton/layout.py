@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pseudograd.loss.triton import PARTS
 from pseudograd.rules.checks import GREATEST_K, LEAST_K
 
-PARTS = 32  # the number of partial sums that `count_labels` writes
 _PARTS = tl.constexpr(PARTS)
 _LEAST_K, _GREATEST_K = tl.constexpr(LEAST_K), tl.constexpr(GREATEST_K)
 # A tile has three dimensions: rows, pieces of a row, and the columns of a piece (last). Threads

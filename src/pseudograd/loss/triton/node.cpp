@@ -190,24 +190,16 @@ at::Tensor loss(const std::shared_ptr<Plan>& plan, const at::Tensor& z, const at
   return TunableCrossEntropy::apply(z, target, ks, state);
 }
 
-// Returns the loss and its gradient, for graphs of torch.compile, whose autograd is elsewhere.
-std::pair<at::Tensor, at::Tensor> loss_and_gradient(const std::shared_ptr<Plan>& plan,
-                                                    const at::Tensor& z, const at::Tensor& target,
-                                                    const OptionalTensor& ks, double k,
-                                                    int64_t stream) {
-  auto state = state_of(plan, k, stream);
-  auto value = run_forward(z, target, ks, *state);
-  return {value, state->gradient};
-}
-
-// The operator `pseudograd::loss_on_gpu` of compiled graphs, which graph.py defines and implements in
-// Python. Plans are found here by the layout of a call; Python makes them, and computes what has none.
+// The operators `pseudograd::loss_on_gpu` and `gradient_on_gpu` of compiled graphs, which graph.py defines
+// and implements in Python. Both find the plan here by the layout of a call; Python makes plans, and
+// computes what has none.
 using Layout = std::vector<int64_t>;
 using CurrentStream = int (*)(int32_t device, void** stream);
 constexpr size_t MOST_PLANS = 4096;  // as in node.py
 CurrentStream current_stream = nullptr;
+int64_t parts_in_graph = 0;  // the size of `Plan::parts`
 // These are never freed, since the interpreter may end before them.
-PyObject *make_plan = nullptr, *run_in_python = nullptr;
+PyObject *make_plan = nullptr, *loss_in_python = nullptr, *gradient_in_python = nullptr;
 torch::Library* library = nullptr;
 std::map<Layout, std::shared_ptr<Plan>> plans;
 std::mutex of_plans;
@@ -233,18 +225,22 @@ bool are_plain(const at::Tensor& z, const at::Tensor& target, const OptionalTens
   return c10::impl::VirtualGuardImpl(z.device().type()).getDevice().index() == z.device().index();
 }
 
-std::tuple<at::Tensor, at::Tensor> loss_on_gpu(const at::Tensor& z, const at::Tensor& target, double k,
-                                               const OptionalTensor& ks, const OptionalTensor& weight,
-                                               int64_t ignore_index, std::string_view reduction,
-                                               double smoothing, bool training) {
-  auto in_python = [&](PyObject* function) {
-    auto call = py::reinterpret_borrow<py::object>(function);
-    auto sensitivity = ks ? py::cast(*ks) : py::cast(k);
-    return call(z, target, sensitivity, ignore_index, py::str(reduction.data(), reduction.size()),
-                smoothing, training);
-  };
-  std::shared_ptr<Plan> plan;
-  if (are_plain(z, target, ks)) {
+// A call of either operator, as far as its plan depends on it.
+struct GraphCall {
+  const at::Tensor &z, &target;
+  double k;
+  const OptionalTensor& ks;
+  int64_t ignore_index;
+  std::string_view reduction;
+  double smoothing;
+  bool training;
+
+  py::object sensitivity() const { return ks ? py::cast(*ks) : py::cast(k); }
+  py::str reduction_name() const { return py::str(reduction.data(), reduction.size()); }
+
+  // Returns the plan, or null if Python has to compute the call.
+  std::shared_ptr<Plan> plan() const {
+    if (!are_plain(z, target, ks)) return nullptr;
     bool special = k == 0.5 || k == 1 || k == 2;  // these have kernels of their own
     Layout layout{z.device().index(), ignore_index, bits(smoothing), training, reduction[0],
                   !ks && special ? bits(k) : 0};
@@ -253,42 +249,83 @@ std::tuple<at::Tensor, at::Tensor> loss_on_gpu(const at::Tensor& z, const at::Te
     if (ks) add_layout(layout, *ks);
     {
       std::lock_guard<std::mutex> lock(of_plans);
-      if (auto found = plans.find(layout); found != plans.end()) plan = found->second;
+      if (auto found = plans.find(layout); found != plans.end()) return found->second;
     }
-    if (!plan) {
-      {
-        py::gil_scoped_acquire gil;
-        plan = in_python(make_plan).cast<std::shared_ptr<Plan>>();  // may be None
-      }
-      std::lock_guard<std::mutex> lock(of_plans);
-      if (plans.size() >= MOST_PLANS) plans.clear();
-      if (plan) plans[layout] = plan;
+    std::shared_ptr<Plan> made;
+    {
+      py::gil_scoped_acquire gil;
+      auto call = py::reinterpret_borrow<py::object>(make_plan);
+      made = call(z, target, sensitivity(), ignore_index, reduction_name(), smoothing, training)
+                 .cast<std::shared_ptr<Plan>>();  // may be None
     }
+    std::lock_guard<std::mutex> lock(of_plans);
+    if (plans.size() >= MOST_PLANS) plans.clear();
+    if (made) plans[layout] = made;
+    return made;
   }
+
+  c10::intrusive_ptr<State> state(const std::shared_ptr<Plan>& plan) const {
+    void* stream = nullptr;
+    TORCH_CHECK(!current_stream(z.device().index(), &stream), "pseudograd: no CUDA stream");
+    return state_of(plan, k, reinterpret_cast<int64_t>(stream));
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> loss_on_gpu(
+    const at::Tensor& z, const at::Tensor& target, double k, const OptionalTensor& ks,
+    int64_t ignore_index, std::string_view reduction, double smoothing, bool training) {
+  GraphCall call{z, target, k, ks, ignore_index, reduction, smoothing, training};
+  auto plan = call.plan();
   if (!plan) {
     py::gil_scoped_acquire gil;
-    return in_python(run_in_python).cast<std::tuple<at::Tensor, at::Tensor>>();
+    auto function = py::reinterpret_borrow<py::object>(loss_in_python);
+    return function(z, target, call.sensitivity(), ignore_index, call.reduction_name(), smoothing, training)
+        .cast<std::tuple<at::Tensor, at::Tensor, at::Tensor>>();
   }
-  void* stream = nullptr;
-  TORCH_CHECK(!current_stream(z.device().index(), &stream), "pseudograd: no CUDA stream");
-  auto state = state_of(plan, k, reinterpret_cast<int64_t>(stream));
+  auto state = call.state(plan);
   auto value = run_forward(z, target, ks, *state);
-  if (!state->gradient.defined()) state->gradient = at::empty({0}, value.options().dtype(at::kFloat));
-  return {value, state->gradient};
+  // The compiler expects the same sizes of every plan; operators.py has them too.
+  auto sized = [&](const at::Tensor& buffer, int64_t size, at::ScalarType dtype) {
+    return training && buffer.defined() ? buffer : at::empty({training ? size : 0}, z.options().dtype(dtype));
+  };
+  return {value, sized(state->parts, parts_in_graph, at::kDouble),
+          sized(state->found, 3 * z.size(0), at::kFloat)};
 }
 
-// Makes this file run the operator for a dispatch key; "" gives it back to Python.
-void run_operator(const std::string& key, int64_t stream, const py::object& make, const py::object& run) {
+at::Tensor gradient_on_gpu(const at::Tensor& z, const at::Tensor& target, double k, const OptionalTensor& ks,
+                           const at::Tensor& parts, const at::Tensor& found, const at::Tensor& grad,
+                           int64_t ignore_index, std::string_view reduction, double smoothing) {
+  GraphCall call{z, target, k, ks, ignore_index, reduction, smoothing, true};
+  auto plan = call.plan();
+  if (!plan) {
+    py::gil_scoped_acquire gil;
+    auto function = py::reinterpret_borrow<py::object>(gradient_in_python);
+    return function(z, target, call.sensitivity(), parts, found, grad, ignore_index, call.reduction_name(),
+                    smoothing)
+        .cast<at::Tensor>();
+  }
+  auto state = call.state(plan);
+  state->parts = parts;
+  state->found = found;
+  return run_backward({z, target, ks.value_or(at::Tensor())}, grad, *state, false);
+}
+
+// Makes this file run the operators for a dispatch key; "" gives them back to Python.
+void run_operators(const std::string& key, int64_t stream, int64_t parts, const py::object& make,
+                   const py::object& loss, const py::object& gradient) {
   delete library;
   library = nullptr;
   plans.clear();
   if (key.empty()) return;
   current_stream = reinterpret_cast<CurrentStream>(stream);
+  parts_in_graph = parts;
   make_plan = py::object(make).release().ptr();
-  run_in_python = py::object(run).release().ptr();
+  loss_in_python = py::object(loss).release().ptr();
+  gradient_in_python = py::object(gradient).release().ptr();
   library = new torch::Library(torch::Library::IMPL, "pseudograd", c10::parseDispatchKey(key), __FILE__,
                                __LINE__);
   library->impl("loss_on_gpu", &loss_on_gpu);
+  library->impl("gradient_on_gpu", &gradient_on_gpu);
 }
 
 }  // namespace
@@ -308,8 +345,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             Plan{context, forward, backward, dtype, gradient, parts, values, found, dims});
       }));
   module.def("loss", &loss);
-  module.def("loss_and_gradient", &loss_and_gradient);
-  module.def("run_operator", &run_operator);
+  module.def("run_operators", &run_operators);
   module.def("prepare", [](int64_t launch, int64_t context, std::string second,
                            std::string forward_mode) {
     launch_kernel = reinterpret_cast<CuLaunchKernel>(launch);

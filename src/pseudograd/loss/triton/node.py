@@ -29,6 +29,7 @@ from torch import Tensor
 
 from pseudograd.loss.autograd import NO_FORWARD_MODE, NO_SECOND_DERIVATIVE, are_hooked
 from pseudograd.loss.cpu import Call
+from pseudograd.loss.triton import PARTS
 from pseudograd.loss.triton.plans import Plan, Step, save_plan, saved_plan
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.paper import Sensitivity
@@ -58,7 +59,7 @@ def loss_by_node(
     training = z.requires_grad and torch.is_grad_enabled()
     # If the last loss was scaled, the gradient is left to the backward pass.
     at_once = training and not (flag is not None and flag.item())
-    results = (dtype, z.dtype if at_once else None, training)
+    results = (dtype, z.dtype if at_once else None, training, False)
     plan = _plan(module, z, target, k, (*settings, smoothing), results, flag)
     if plan is None:
         return None
@@ -95,7 +96,7 @@ def _loss(
     return loss
 
 
-def loss_and_gradient(
+def loss_in_graph(
     z: Tensor,
     target: Tensor,
     k: Sensitivity,
@@ -103,33 +104,38 @@ def loss_and_gradient(
     reduction: str,
     smoothing: float,
     training: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the loss of rows (R, C) in float32 and, if training, its gradient.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the results of the operator `loss_on_gpu`; see `operators.loss_in_graph`.
 
-    It is the operator `loss_on_gpu` of compiled graphs until node.cpp is compiled, and later for
-    calls that have no plan.
+    It runs until node.cpp is compiled, and later for calls that have no plan.
     """
-    module: Any = compiled_node() if z.is_cuda else None  # Triton's interpreter has none
+    from pseudograd.loss.triton import operators
+
+    if z.is_cuda:  # Triton's interpreter has no node
+        compiled_node()
+    rows = _rows_in_graph(z, target, k, ignore_index, smoothing)
+    return operators.loss_in_graph(rows, reduction, training)
+
+
+def gradient_in_graph(
+    z: Tensor, target: Tensor, k: Sensitivity, parts: Tensor, found: Tensor, grad: Tensor,
+    ignore_index: int, reduction: str, smoothing: float,
+) -> Tensor:  # fmt: skip
+    """Return the result of the operator `gradient_on_gpu`, where `loss_in_graph` runs."""
+    from pseudograd.loss.triton import operators
+
+    rows = _rows_in_graph(z, target, k, ignore_index, smoothing)
+    return operators.gradient_in_graph(rows, parts, found, grad, reduction)
+
+
+def _rows_in_graph(
+    z: Tensor, target: Tensor, k: Sensitivity, ignore_index: int, smoothing: float
+) -> Rows:
+    from pseudograd.loss.triton.launch import rows_of_loss
+
     if isinstance(k, Tensor):
         k = k.to(z.device) if k.dim() or not k.is_cpu else k.item()
-    plan = None
-    if module is not None:
-        plan = plan_in_graph(z, target, k, ignore_index, reduction, smoothing, training)
-    gradient = torch.float32 if training else None
-    if plan is not None:
-        ks, number = (k, 1.0) if isinstance(k, Tensor) else (None, k)
-        stream = torch._C._cuda_getCurrentRawStream(z.get_device())
-        value, f = module.loss_and_gradient(plan, z, target, ks, number, stream)
-    else:
-        from pseudograd.loss.triton.launch import rows_of_loss
-        from pseudograd.loss.triton.operators import launch_forward, room_for
-
-        rows = rows_of_loss(z.resolve_neg(), target, k, None, ignore_index, smoothing)
-        room = room_for(rows, reduction, torch.float32, gradient, False)
-        with torch.cuda.device_of(z):
-            launch_forward(rows, room, reduction)
-        value, f = room.value, room.gradient
-    return value, z.new_empty(0, dtype=torch.float32) if f is None else f
+    return rows_of_loss(z.resolve_neg(), target.resolve_neg(), k, None, ignore_index, smoothing)
 
 
 def plan_in_graph(
@@ -141,9 +147,8 @@ def plan_in_graph(
     smoothing: float,
     training: bool,
 ) -> Any:
-    """Return the plan of `loss_and_gradient`, or None if the node does not support the call."""
-    gradient = torch.float32 if training else None
-    settings, results = (ignore_index, reduction, smoothing), (torch.float32, gradient, False)
+    """Return the plan of both passes in a graph, or None if the node does not support the call."""
+    settings, results = (ignore_index, reduction, smoothing), (torch.float32, None, training, True)
     return _plan(compiled_node.module, z, target, k, settings, results, None)
 
 
@@ -152,7 +157,7 @@ _plans: dict[Any, Any] = {}
 
 def _plan(
     module: Any, z: Tensor, target: Tensor, k: Sensitivity, settings: tuple[Any, ...],
-    results: tuple[torch.dtype, torch.dtype | None, bool],
+    results: tuple[torch.dtype, torch.dtype | None, bool, bool],
     flag: Tensor | None,
 ) -> Any:  # fmt: skip
     """Return the plan for calls of this layout, or None if the node does not support them.
@@ -163,8 +168,8 @@ def _plan(
         target: Labels (R) or probabilities (R, C).
         k: The sensitivity.
         settings: ``ignore_index``, ``reduction`` and ``label_smoothing``.
-        results: The dtypes of the loss and of the gradient, None if it is not computed, and whether
-            there is a backward pass.
+        results: The dtypes of the loss and of the gradient, None if the forward pass does not
+            compute it; whether there is a backward pass; and whether it is for a graph.
         flag: Receives whether the loss was scaled.
 
     """
@@ -219,7 +224,7 @@ def _remembered(
 
 def _make_plan(
     rows: Rows, reduction: str, dtype: torch.dtype, gradient: torch.dtype | None,
-    differentiable: bool, flag: Tensor | None,
+    differentiable: bool, in_graph: bool, flag: Tensor | None,
 ) -> Plan:  # fmt: skip
     """Launch the kernels of both passes once, to compile them and record their arguments."""
     from pseudograd.loss.triton.launch import launch
@@ -227,13 +232,15 @@ def _make_plan(
         always_left,
         keeps_numbers,
         launch_forward,
+        numbers_in_graph,
         room_for,
     )
 
     each = reduction == "none"
     left = (always_left(rows) or each) and differentiable
     gradient, flag = (None, None) if left else (gradient, flag)
-    found = differentiable and (rows.long or each) and keeps_numbers(rows)
+    keeps = (rows.long or each) and keeps_numbers(rows)
+    found = differentiable and (numbers_in_graph(rows, reduction) if in_graph else keeps)
     room = room_for(rows, reduction, dtype, gradient, found)
     if each:
         room = room._replace(value=room.value.to(dtype))  # rounded by the kernel
@@ -345,7 +352,7 @@ class _Build:
         try:
             if library_path().exists():
                 self.module, self.is_over = load(library_path()), True
-                _run_operator(self.module)
+                _run_operators(self.module)
             elif self.process is None and _compiler() is not None:
                 null = subprocess.DEVNULL
                 command = [sys.executable, "-m", __name__]
@@ -420,14 +427,15 @@ def load(library: Path, driver: Any = None) -> Any:
     return module
 
 
-def _run_operator(module: Any) -> None:
-    """Make the compiled node run the operator `loss_on_gpu`, instead of `loss_and_gradient`."""
+def _run_operators(module: Any) -> None:
+    """Make the compiled node run the operators of graphs, instead of this module."""
     library = Path(torch.__file__).parent / "lib/libtorch_cuda.so"
     try:
         current_stream = ctypes.CDLL(str(library)).aoti_torch_get_current_cuda_stream
     except (OSError, AttributeError):
         return
-    module.run_operator("CUDA", _address(current_stream), plan_in_graph, loss_and_gradient)
+    in_python = plan_in_graph, loss_in_graph, gradient_in_graph
+    module.run_operators("CUDA", _address(current_stream), PARTS, *in_python)
 
 
 def _address(function: Any) -> int | None:

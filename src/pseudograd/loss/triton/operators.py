@@ -1,12 +1,14 @@
 """PyTorch bindings of the kernels: an autograd function, and custom ops for graphs.
 
-There are two entry points:
+There are three entry points:
 
 - `fused_cross_entropy` is the whole loss, reduction included, for eager calls. While training it
   computes the gradient together with the value, while the logits are on-chip or cached. If the
   upstream gradient is 1, as it usually is, the backward pass then has nothing to do; a kernel
   checks that on the device, since checking it on the host would need a sync. Otherwise that kernel
   recomputes the gradient from the logits, so that it is rounded only once.
+- `loss_in_graph` and `gradient_in_graph` are the two passes of the whole loss for graphs of
+  `torch.compile`, as `pseudograd.loss.graph` defines them.
 - `value_of_rows` and `gradient_of_rows` are custom ops that `torch.compile`, `torch.export` and
   `torch.func` can hold in a graph; `gpu_rows` is the row function made of them.
 """
@@ -31,6 +33,7 @@ from pseudograd.loss.autograd import (
     times_each,
     without_symbol,
 )
+from pseudograd.loss.triton import PARTS
 from pseudograd.loss.triton.launch import (
     Launch,
     Rows,
@@ -41,7 +44,6 @@ from pseudograd.loss.triton.launch import (
     rows_of_loss,
     sum_values,
 )
-from pseudograd.loss.triton.layout import PARTS
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.paper import Sensitivity
 
@@ -191,6 +193,46 @@ def keeps_numbers(rows: Rows) -> bool:
     For short rows of soft targets or of float32, summing again is faster.
     """
     return rows.long or not (rows.soft or rows.z.element_size() == 4)
+
+
+def numbers_in_graph(rows: Rows, reduction: str) -> bool:
+    """Return whether `loss_in_graph` keeps numbers of each row for `gradient_in_graph`."""
+    return keeps_numbers(rows) and (reduction == "none" or not are_few(rows))
+
+
+def sizes_in_graph(z: Tensor, training: bool) -> tuple[int, int]:
+    """Return the sizes of ``parts`` and ``found`` of `loss_in_graph`, for any number of rows."""
+    return (PARTS, 3 * z.shape[0]) if training else (0, 0)
+
+
+def loss_in_graph(rows: Rows, reduction: str, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss in float32 and, if training, what `gradient_in_graph` needs."""
+    found = training and numbers_in_graph(rows, reduction)
+    room = room_for(rows, reduction, torch.float32, None, found)
+    with torch.cuda.device_of(rows.z):
+        launch_forward(rows, room, reduction)
+    of_parts, of_found = sizes_in_graph(rows.z, training)
+    parts = room.parts if training else None
+    if parts is None:
+        parts = rows.z.new_empty(of_parts, dtype=torch.float64)
+    kept = room.found
+    if kept is None:
+        kept = rows.z.new_empty(of_found, dtype=torch.float32)
+    return room.value.float(), parts, kept.flatten()
+
+
+def gradient_in_graph(
+    rows: Rows, parts: Tensor, found: Tensor, grad: Tensor, reduction: str
+) -> Tensor:
+    """Return the gradient of `loss_in_graph`, times the upstream gradient."""
+    out, alone = rows.z.new_empty(rows.z.shape), are_few(rows)
+    with torch.cuda.device_of(rows.z):
+        launch(
+            rows, None, out, mean=reduction == "mean" and alone,
+            parts=parts if reduction == "mean" and not alone else None, grad=grad.contiguous(),
+            given=found if numbers_in_graph(rows, reduction) else None,
+        )  # fmt: skip
+    return out
 
 
 def room_for_numbers(z: Tensor) -> Tensor:

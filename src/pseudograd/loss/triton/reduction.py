@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pseudograd.loss.triton.layout import PARTS, store_sum, sum_of_parts, weight_of
+from pseudograd.loss.triton import PARTS
+from pseudograd.loss.triton.layout import store_sum, sum_of_parts, weight_of
 
 _PARTS = tl.constexpr(PARTS)
 
