@@ -4,28 +4,35 @@
     python -m benchmarks.fleet_rows --measure --at-once 6 3     # with 6 fleets, and then with 3
     python -m benchmarks.fleet_rows                             # anywhere: estimate from the file
 
-All rows would take more than an hour, so this measures some epochs of each of their networks, for
-several numbers of trials, in fleets side by side, as in ``python -m paper run``. An epoch counts if
-all fleets were past their second one, which ends the captures of graphs, until the first fleet
-stopped. It includes shuffling, training, evaluation and early stopping. All points are measured in
-turn, several times if the limit allows, and their medians count. The estimate then replays the
-trials of the committed ledgers epoch by epoch, as a fleet would train them, and prints whether the
-rows reach the goal: 75% of the speed that memory bandwidth allows.
+All rows would take more than an hour, so this measures some epochs of their networks, for several
+numbers of trials, in fleets side by side, as in ``python -m paper run``. An epoch counts if all
+fleets were past their second one, which ends the captures of graphs, until the first fleet
+stopped. It includes shuffling, training, evaluation and early stopping. If a fleet waits for the
+others all the time, they stop after some seconds. Then all epochs count, over the time from the
+first start to the last end, which is an upper bound. SVHN's networks are CIFAR-10's; CIFAR-100's
+have some more weights, and their steps count as that much longer.
+
+All points are measured in turn, several times if the limit allows, and their medians count. The
+estimate then replays the trials of the committed ledgers epoch by epoch, as a fleet would train
+them, and prints whether the rows reach the goal: 75% of the speed that memory bandwidth allows.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import faulthandler
 import functools
 import heapq
 import itertools
 import multiprocessing
 import os
 import statistics
+import sys
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -53,6 +60,10 @@ SHARES = (1.0, 0.5, 0.25, 0.125)  # of the examples
 LONGEST = 0.05  # seconds of an epoch at the memory floor; for longer ones, examples are left out
 LEAST = 0.3  # seconds to measure; a longer epoch is measured once
 WARM = 2  # epochs before that
+PATIENCE = 3.0  # seconds, and ten epochs at the memory floor: fleets stop then in any case
+SLOW = 12.0  # seconds of a point after which all threads' tracebacks are written
+HUNG = 45.0  # seconds after which the process ends
+BEFORE = 2  # calls of `stop` before the first epoch
 MOST_TURNS = 4
 SETS = {  # features, classes, training examples
     "mnist": (784, 10, 60_000),
@@ -60,7 +71,8 @@ SETS = {  # features, classes, training examples
     "svhn": (3072, 10, 73_257),
     "cifar100": (3072, 100, 50_000),
 }
-MEASURED = ("mnist", "cifar10", "cifar100")  # SVHN's networks are those of CIFAR-10
+MEASURED = ("mnist", "cifar10")
+ALIKE = {"svhn": "cifar10", "cifar100": "cifar10"}  # sets of as many inputs
 Network = tuple[str, int, int]  # data, hidden layers, width
 Point = tuple[int, int, Network]  # fleets at once, trials of each
 HIDDEN = [(1, 400), (1, 800), (1, 1100), (3, 400), (3, 800), (5, 400), (5, 800)]
@@ -103,6 +115,7 @@ def side_by_side(work: Callable[[int], object], at_once: int) -> float:
     """Return the seconds of work that runs in several threads, each on its own CUDA stream."""
 
     def on_own_stream(at: int) -> None:
+        threading.current_thread().name = f"fleet {at}"
         with torch.cuda.stream(stream(at)):
             work(at)
 
@@ -126,34 +139,144 @@ def seconds_of_one_epoch(fleet: Fleet, recipe: MLPRecipe, trials: int, at_once: 
     return side_by_side(lambda _: deque(fleet.run(asked), maxlen=0), at_once)
 
 
-def seconds_of_epoch(fleet: Fleet, recipe: MLPRecipe, trials: int, at_once: int) -> float:
-    """Return the seconds of an epoch of one of several fleets, divided by their number."""
-    asked = trials_of(replace(recipe, max_epochs=10**6), trials)
-    calls: list[list[float]] = [[] for _ in range(at_once)]
-    before = 2  # calls of `stop` before the first epoch
-    counted: list[list[float]] = []
-    lock, failed = threading.Lock(), threading.Event()
+@dataclass(frozen=True)
+class Turn:
+    """A measurement of several fleets that train the same network.
 
-    def stop(at: int) -> bool:
-        with lock:
-            calls[at].append(time.perf_counter())
-            if not counted and all(len(times) >= before + WARM for times in calls):
-                since = max(times[before + WARM - 1] for times in calls)
-                inside = [[time for time in times if time >= since] for times in calls]
-                if calls[at][-1] >= since + LEAST and all(len(times) > 1 for times in inside):
-                    counted.extend(inside)
-            return bool(counted) or failed.is_set()
+    Attributes:
+        epoch: The seconds of an epoch of one of the fleets, divided by their number.
+        begin: The seconds to start a stack, captures of graphs included, without its epochs.
+        epochs: How many epochs each fleet trained.
+        together: The seconds for which all fleets trained at once, or 0 if a fleet waited.
+
+    """
+
+    epoch: float
+    begin: float
+    epochs: tuple[int, ...]
+    together: float
+
+
+class Pace:
+    """Records when each of several fleets ends its epochs, and says when they should stop.
+
+    They stop when all have trained for ``LEAST`` seconds past their first epochs, when one fails,
+    or when ``most`` seconds have passed: a fleet may wait as long as the others train.
+    """
+
+    def __init__(self, at_once: int, most: float) -> None:
+        self.calls: list[list[float]] = [[] for _ in range(at_once)]
+        self.start = time.perf_counter()
+        self.most = most
+        self.over: float | None = None
+        self.told: set[int] = set()  # fleets that know that they should stop
+        self.lock = threading.Lock()
+
+    def stop(self, at: int) -> bool:
+        """Return whether a fleet should stop; it calls this after every epoch."""
+        with self.lock:
+            if at in self.told:
+                return True
+            now = time.perf_counter()
+            self.calls[at].append(now)
+            if self.over is None and (now >= self.start + self.most or self._is_enough(now)):
+                self.over = now
+            if self.over is not None:
+                self.told.add(at)
+            return self.over is not None
+
+    def fail(self) -> None:
+        """Stop all fleets."""
+        with self.lock:
+            self.over = self.over or time.perf_counter()
+
+    def _since(self) -> float | None:
+        """Return when the last fleet had ended its first epochs."""
+        if any(len(times) < BEFORE + WARM for times in self.calls):
+            return None
+        return max(times[BEFORE + WARM - 1] for times in self.calls)
+
+    def _is_enough(self, now: float) -> bool:
+        since = self._since()
+        return since is not None and now >= since + LEAST and bool(self._together(since, now))
+
+    def _together(self, since: float, until: float) -> list[list[float]]:
+        """Return when each fleet ended epochs while all trained, if each trained a whole one."""
+        inside = [[time for time in times if since <= time <= until] for times in self.calls]
+        return inside if all(len(times) > 1 for times in inside) else []
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """How many epochs each fleet has trained."""
+        return tuple(max(0, len(times) - BEFORE) for times in self.calls)
+
+    def result(self, seconds: float) -> Turn:
+        """Return what was measured in fleets that took ``seconds`` from start to end."""
+        assert self.over is not None
+        since = self._since()
+        together = [] if since is None else self._together(since, self.over)
+        if since is None or not together:
+            if not any(self.epochs):
+                raise RuntimeError("no fleet ended an epoch")
+            return Turn(seconds / sum(self.epochs), 0.0, self.epochs, 0.0)
+        epoch = 1 / sum((len(times) - 1) / (times[-1] - times[0]) for times in together)
+        before = sum(epochs_by(since, times) for times in self.calls)
+        begin = max(0.0, since - self.start - before * epoch) / len(self.calls)
+        return Turn(epoch, begin, self.epochs, self.over - since)
+
+
+def epochs_by(moment: float, times: Sequence[float]) -> float:
+    """Return how many epochs a fleet had trained by a moment, with the part of the latest."""
+    times = times[BEFORE - 1 :]
+    done = sum(time <= moment for time in times)
+    if done == len(times):
+        return done - 1.0
+    return done - 1 + (moment - times[done - 1]) / (times[done] - times[done - 1])
+
+
+def turn_of(fleet: Fleet, recipe: MLPRecipe, trials: int, at_once: int, most: float) -> Turn:
+    """Measure fleets that train for ``most`` seconds at most, and then end their epoch."""
+    asked = trials_of(replace(recipe, max_epochs=10**6), trials)
+    pace = Pace(at_once, most)
 
     def train(at: int) -> None:
         try:
-            if list(fleet.run(asked, functools.partial(stop, at))):
+            if list(fleet.run(asked, functools.partial(pace.stop, at))):
                 raise RuntimeError("a trial ended, so fewer were trained")
         except BaseException:
-            failed.set()  # the others would wait for this fleet
+            pace.fail()  # the others would wait for this fleet
             raise
 
-    side_by_side(train, at_once)
-    return 1 / sum((len(times) - 1) / (times[-1] - times[0]) for times in counted)
+    def describe() -> str:
+        return f"epochs of the fleets so far: {pace.epochs}"
+
+    with watched(describe):
+        return pace.result(side_by_side(train, at_once))
+
+
+@contextlib.contextmanager
+def watched(describe: Callable[[], str]) -> Iterator[None]:
+    """Write where all threads are if this takes long, and end the process if it does not end."""
+
+    def look() -> None:
+        print(f"after {SLOW:.0f} s, {describe()}; threads and their CPU time:", file=sys.stderr)
+        for thread in threading.enumerate():
+            if thread.ident is not None:
+                used = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+                print(f"  {thread.ident:#018x} {thread.name}: {used:.1f} s", file=sys.stderr)
+        sys.stderr.flush()
+        faulthandler.dump_traceback(sys.stderr)
+
+    watch = threading.Timer(SLOW, look)
+    watch.daemon = True
+    watch.start()
+    # In C, so that it also works if a thread waits for the GPU and holds the interpreter's lock.
+    faulthandler.dump_traceback_later(HUNG, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        watch.cancel()
 
 
 def compile_kernels(network: tuple[str, tuple[int, int]]) -> None:
@@ -191,7 +314,8 @@ def check_memory(at_once: int) -> None:
     data, depth, width = "cifar10", 5, 800
     fleet = Fleet(noise(data, 0.05), "cuda", memory=1 / at_once)
     torch.cuda.reset_peak_memory_stats()
-    seconds = seconds_of_one_epoch(fleet, recipe_of(data, depth, width), MOST_SLOTS, at_once)
+    with watched(lambda: "the check of memory has not ended"):
+        seconds = seconds_of_one_epoch(fleet, recipe_of(data, depth, width), MOST_SLOTS, at_once)
     peaks = torch.cuda.max_memory_allocated() / 1e9, torch.cuda.max_memory_reserved() / 1e9
     print(
         f"{at_once} fleets of {MOST_SLOTS} trials, {data} {depth}x{width}: {peaks[0]:.1f} GB "
@@ -209,16 +333,19 @@ def out_of_memory() -> int:
 
 def measure(several: Sequence[int], seconds: float) -> Iterator[list[dict[str, object]]]:
     """Yield the lines of all points measured so far, again and again until the time limit."""
+    began = time.monotonic()
     compile_all()
-    bandwidth, facts, began = copy_bandwidth(), environment(), time.monotonic()
-    found: dict[Point, list[tuple[float, float, float]]] = defaultdict(list)
+    bandwidth, facts = copy_bandwidth(), environment()
+    found: dict[Point, list[tuple[Turn, float, float]]] = defaultdict(list)
     fleets: dict[tuple[str, float, int], Fleet] = {}
-    loaded: set[Network] = set()  # networks whose kernels this process has loaded
+    loaded: set[tuple[Network, int]] = set()  # stacks whose kernels this process has loaded
 
     def line(point: Point) -> dict[str, object]:
         at_once, trials, (data, depth, width) = point
-        turns, begins, peaks = zip(*found[point], strict=True)
-        per_step = statistics.median(turns)
+        # If a fleet waited in some turns only, the others count.
+        turns = [one for one in found[point] if one[0].together] or found[point]
+        each = [per_step for _, per_step, _ in turns]
+        per_step = statistics.median(each)
         floor = weights_of(data, depth, width) * BYTES / bandwidth
         return {
             "data": data,
@@ -228,34 +355,37 @@ def measure(several: Sequence[int], seconds: float) -> Iterator[list[dict[str, o
             "fleets_at_once": at_once,
             "us_per_model_step": round(1e6 * per_step, 3),
             "share_of_memory_floor": round(floor / per_step, 3),
-            "seconds_to_begin": round(statistics.median(begins), 4),
-            "turns": len(turns),
-            "spread": round(max(turns) / min(turns), 3),
-            "peak_gb": round(max(peaks), 2),
+            "seconds_to_begin": round(statistics.median(turn.begin for turn, _, _ in turns), 4),
+            "turns": len(found[point]),
+            "turns_together": sum(one[0].together > 0 for one in found[point]),
+            "spread": round(max(each) / min(each), 3),
+            "peak_gb": round(max(peak for _, _, peak in turns), 2),
             "copy_tb_per_s": round(bandwidth / 1e12, 2),
             **facts,
         }
 
-    def measured(point: Point) -> tuple[float, float, float]:
-        """Return the seconds of a step of one network, those to begin, and the peak memory."""
+    def measured(point: Point) -> tuple[Turn, float, float]:
+        """Return a turn, its seconds of a step of one network, and the peak memory in GB."""
         at_once, trials, (data, depth, width) = point
         share, recipe = share_of(point[2], trials, bandwidth), recipe_of(data, depth, width)
         key = data, share, at_once
         if key not in fleets:
             fleets[key] = Fleet(noise(data, share), "cuda", memory=1 / at_once)
         fleet = fleets[key]
-        if point[2] not in loaded:
-            seconds_of_one_epoch(fleet, recipe, 2, 1)
-            loaded.add(point[2])
+        if torch.cuda.memory_reserved() > torch.cuda.mem_get_info()[1] / 2:
+            torch.cuda.empty_cache()  # now, not in the middle of a turn
+        if (point[2], trials) not in loaded:
+            seconds_of_one_epoch(fleet, recipe, trials, 1)
+            loaded.add((point[2], trials))
         failures = out_of_memory()
         torch.cuda.reset_peak_memory_stats()
-        first = seconds_of_one_epoch(fleet, recipe, trials, at_once) / at_once
-        epoch = seconds_of_epoch(fleet, recipe, trials, at_once)
+        steps = steps_of(fleet.data.train_size)
+        floor = steps * trials * weights_of(data, depth, width) * BYTES / bandwidth
+        turn = turn_of(fleet, recipe, trials, at_once, PATIENCE + 10 * at_once * floor)
         if out_of_memory() > failures:
             raise RuntimeError("out of memory, so fewer slots")
         peak = torch.cuda.max_memory_allocated() / 1e9
-        steps = steps_of(fleet.data.train_size)
-        return epoch / (steps * trials), max(0.0, first - epoch), peak
+        return turn, turn.epoch / (steps * trials), peak
 
     try:
         check_memory(max(several))
@@ -265,14 +395,25 @@ def measure(several: Sequence[int], seconds: float) -> Iterator[list[dict[str, o
     for _, point in itertools.product(
         range(MOST_TURNS), itertools.product(several, POINTS, networks)
     ):
-        if time.monotonic() - began > seconds:
+        start = time.monotonic()
+        if start - began > seconds:
             return
+        at_once, trials, (data, depth, width) = point
+        name = f"{at_once} fleets of {trials} trials, {data} {depth}x{width}"
         try:
             found[point].append(measured(point))
         except Exception as problem:  # the other points count without this one
-            print(*point, f"failed: {problem!r}", flush=True)
-        if lines := [line(point) for point in found if found[point]]:
-            yield lines
+            print(f"{name} failed after {time.monotonic() - start:.1f} s: {problem!r}", flush=True)
+            continue
+        turn, per_step, _ = found[point][-1]
+        floor = weights_of(data, depth, width) * BYTES / bandwidth
+        print(
+            f"{name}: {1e6 * per_step:.2f} µs, a share of {floor / per_step:.2f}, in "
+            f"{time.monotonic() - start:.1f} s; epochs {turn.epochs}, "
+            + (f"{turn.together:.2f} s together" if turn.together else "A FLEET WAITED"),
+            flush=True,
+        )
+        yield [line(point) for point in found if found[point]]
 
 
 # --- estimating -----------------------------------------------------------------------------------
@@ -322,6 +463,18 @@ def costs_in(path: Path) -> tuple[dict[int, dict[Network, Costs]], float]:
         for at_once, networks in found.items()
     }
     return costs, 1e12 * float(lines[0]["copy_tb_per_s"])
+
+
+def costs_for(measured: Mapping[Network, Costs], network: Network) -> Costs | None:
+    """Return a network's costs, or else those of a set of as many inputs, by numbers of weights."""
+    data, depth, width = network
+    if network in measured or data not in ALIKE:
+        return measured.get(network)
+    alike = ALIKE[data], depth, width
+    if alike not in measured:
+        return None
+    costs, more = measured[alike], weights_of(*network) / weights_of(*alike)
+    return replace(costs, step=[more * seconds for seconds in costs.step])
 
 
 def costs_of(points: Sequence[Mapping[str, str]]) -> Costs:
@@ -379,8 +532,7 @@ def estimate(
 
     for one in in_turn(Experiment(row) for row in paper_rows() if row.printed):
         row = one.row
-        alike = "cifar10" if row.data == "svhn" else row.data
-        costs = measured.get((alike, row.hidden_layers, row.width))
+        costs = costs_for(measured, (row.data, row.hidden_layers, row.width))
         if costs is None:
             raise ValueError(f"there are no epochs of {row.name}: measure with a longer limit")
         floor = weights_of(row.data, row.hidden_layers, row.width) * BYTES / bandwidth
@@ -403,9 +555,20 @@ def estimate_of(path: Path) -> Path:
     return path.with_name(f"{path.stem.removesuffix('_cuda')}_estimate.csv")
 
 
+def points_that_waited(path: Path) -> Counter[int]:
+    """Return by fleets at once how many points have no turn in which all fleets trained."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return Counter(
+            int(line["fleets_at_once"])
+            for line in csv.DictReader(file)
+            if line.get("turns_together") == "0"
+        )
+
+
 def show(path: Path) -> None:
     """Print and write the estimates by network and in total, and compare them with the goal."""
     measured, bandwidth = costs_in(path)
+    waited = points_that_waited(path)
     lines: list[dict[str, object]] = []
     verdicts = []
     for at_once, networks in measured.items():
@@ -438,6 +601,11 @@ def show(path: Path) -> None:
             f"{least / seconds:.3f}: {seconds / 60:.1f} minutes, and {most / 60:.1f} if nothing "
             "uses what rows that have ended leave of the GPU"
         )
+        if waited[at_once]:
+            verdicts.append(
+                f"{at_once} fleets at once: a fleet waited for the others in every turn of "
+                f"{waited[at_once]} points, whose times are upper bounds"
+            )
     if lines:
         write(lines, estimate_of(path))
     print(*verdicts, sep="\n")
@@ -457,11 +625,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.measure:
-        lines: list[dict[str, object]] = []
         for lines in measure(arguments.at_once, 60 * arguments.time_limit):
             write(lines, arguments.file, quiet=True)
-        for line in lines:
-            print(*list(line.values())[:11], flush=True)
     if not arguments.file.exists():
         parser.error(f"{arguments.file} does not exist: measure first, with --measure on a GPU")
     show(arguments.file)
