@@ -238,6 +238,64 @@ def test_compiled_losses_on_a_gpu() -> None:
         assert words.format(f"{ours:.2f}", f"{theirs:.2f}", ours / theirs) in text
 
 
+def test_any_network_on_a_gpu() -> None:
+    """The tables of docs/fleet.md, its words about them, and the goals in the notes."""
+    lines = read("modules_cuda.csv")
+    networks = list(dict.fromkeys(line["network"] for line in lines))
+    ways = list(dict.fromkeys(line["way"] for line in lines))
+    found = {(line["network"], line["way"]): line for line in lines}
+    text = (ROOT / "docs/fleet.md").read_text("utf-8")
+    notes = " ".join((ROOT / "docs/notes/fleet.md").read_text("utf-8").split())
+    section = text.split("### Times on an H200")[1].split("### ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines()
+        if line.startswith(tuple(f"| {network.split()[0]} " for network in networks))
+    ]
+    assert len(networks) == 4
+    assert len(rows) == 2 * len(networks)
+
+    def spent(network: str, way: str) -> float:
+        return float(found[network, way]["microseconds"])
+
+    def all_in(network: str, way: str) -> float:
+        line = found[network, way]
+        trained = int(line["models"]) * int(line["steps"])
+        return spent(network, way) + float(line["first_seconds"]) * 1e6 / trained
+
+    *others, ours = ways
+    words = " ".join(section.split())
+    for network, speeds, totals in zip(networks, rows[:4], rows[4:], strict=True):
+        assert speeds[0].split()[0] == totals[0] == network.split()[0]
+        line = found[network, ours]
+        assert speeds[1:] == [
+            *(f"{spent(network, way):,.0f}" for way in others),
+            f"**{spent(network, ours):,.0f}**",
+            f"{float(line['times_eager']):.1f}",
+            f"{float(line['busy']):.0%}",
+        ]
+        ray = "8 trials of Ray Tune"
+        assert totals[1:] == [f"{all_in(network, way):,.0f}" for way in (ray, ours)]
+        assert spent(network, ours) < min(spent(network, way) for way in others)
+        if (busy := re.search(rf"\| {totals[0]}: GPU busy [^|]*\| (\d+%)", notes)) is not None:
+            assert busy[1] == speeds[-1]
+        else:
+            assert re.search(rf"\| {totals[0]}: [^|]*\| {speeds[-2]} \|", notes)
+        assert f"→ {speeds[1]} |" in notes
+        assert f"→ {speeds[-3].strip('*')} |" in notes
+    for count in (4, 8):
+        starts = [
+            float(line["first_seconds"])
+            for line in lines
+            if line["way"] == f"{count} trials of Ray Tune"
+        ]
+        assert f"{min(starts):.0f} to {max(starts):.0f} s for {count}" in words
+    ahead = spent(networks[-1], "compiled, reduce-overhead") / spent(networks[-1], ours) - 1
+    assert f"only {ahead:.0%} ahead of `torch.compile`" in words
+    firsts = [float(found[network, ours]["first_seconds"]) for network in networks]
+    assert f"{min(firsts):.1f} to {max(firsts):.1f} s" in words
+
+
 def test_all_checks_of_networks_on_a_gpu_passed() -> None:
     checks = read("check_modules_cuda.csv")
     assert {line["ok"] for line in checks} == {"True"}

@@ -655,6 +655,12 @@ def test_the_slider_moves_the_curve_and_the_sentence(
     assert "At k = 4 an" in seen[Keys.END][2].replace("\xa0", " ")
     assert "pulls 6,561 times as hard" in seen[Keys.END][2]
     assert slider.get_attribute("aria-valuetext") == "k = 3.91"
+    beside = browser.find_elements(By.CSS_SELECTOR, "[data-beside-1]")
+    assert [place.is_displayed() for place in beside] == [True, True]
+    browser.execute_script(
+        "arguments[0].value = 0; arguments[0].dispatchEvent(new Event('input'))", slider
+    )
+    assert not any(place.is_displayed() for place in beside)  # k = 1 is not compared with itself
     assert browser.get_log("browser") == []
 
 

@@ -454,6 +454,13 @@ for (const figure of document.querySelectorAll('.figure svg')) {
 return found"""
 
 
+@pytest.mark.parametrize(("largest", "fits"), [(999, True), (1000, False)])
+def test_ten_classes_with_names_fit_a_phone(largest: int, fits: bool) -> None:
+    matrix = [[largest if at == to else 9 for to in range(10)] for at in range(10)]
+    drawn = charts.confusion_map(matrix, ["twelve chars"] * 10)
+    assert ('viewBox="0 0 440 ' in drawn) == fits == ('class="broad"' not in drawn)
+
+
 @pytest.mark.parametrize("width", [360, 1200])
 def test_no_words_overlap(browser: WebDriver, crowded: str, width: int, tmp_path: Path) -> None:
     for html in (drawn().html, crowded):

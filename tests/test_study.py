@@ -688,7 +688,7 @@ def test_the_page_of_own_training_where_there_is_less_to_show(tmp_path: Path) ->
     assert "Keep k = 1 · " in alone
     assert "In words" not in alone
     assert "No other k was tried." in alone
-    assert "the best choice" not in alone
+    assert "keep plain cross-entropy" not in alone
     uncompared = page_of_own_training(tmp_path / "uncompared", retrainings=0)
     assert uncompared.startswith(" k = 1/2 is selected · ")
     assert "No final networks were asked for" in uncompared

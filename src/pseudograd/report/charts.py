@@ -105,7 +105,8 @@ def confusion_map(matrix: Sequence[Sequence[int]], labels: Sequence[object]) -> 
     upright = max(map(len, short)) > 3 and size > 2
     left = _beside(short)
     top = 24 + (_LETTER * max(map(len, short)) if upright else 18)
-    side = min(max((WIDTH - left) / size, 34), 70)
+    least = 34 if max(map(max, matrix)) > 999 else 30  # room for the counts on a phone
+    side = min(max((WIDTH - left) / size, least), 70)
     shares = [[count / max(sum(row), 1) for count in row] for row in matrix]
     worst = max(
         (share for at, row in enumerate(shares) for to, share in enumerate(row) if at != to)

@@ -26,6 +26,7 @@ slider.addEventListener("input", () => {
     dot.setAttribute("cy", (Number(dot.dataset.bias) ** k).toFixed(4));
   }
   slider.setAttribute("aria-valuetext", `k = ${kName(log)}`);
+  for (const place of document.querySelectorAll("[data-beside-1]")) place.hidden = log === 0;
   set("k", kName(log));
   set("ratio", times(9 ** k));
   set("easy", times(0.1 ** (k - 1)));
