@@ -114,7 +114,9 @@ class Place(contextlib.ExitStack):
             return contextlib.nullcontext()
         import torch
 
-        return torch.cuda.stream(torch.cuda.Stream(self.devices[0]))
+        from pseudograd.fleet.mlp.stack import own_stream
+
+        return torch.cuda.stream(own_stream(self.devices[0]))
 
 
 def _are_kept(trial: Trial) -> bool:
