@@ -46,7 +46,6 @@ from benchmarks.fleet import BYTES, copy_bandwidth
 from pseudograd.cli.place import FLEETS_ON_A_GPU
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Split, Stop, Trial
-from pseudograd.fleet.mlp.stack import own_stream
 
 if TYPE_CHECKING:
     from paper.rows import Row
@@ -131,7 +130,7 @@ def side_by_side(work: Callable[[int], object], at_once: int) -> float:
 @functools.cache
 def stream(at: int) -> torch.cuda.Stream:
     """Return the stream of the fleet number ``at``, which keeps its cached memory."""
-    return own_stream("cuda")
+    return torch.cuda.Stream()
 
 
 def seconds_of_one_epoch(fleet: Fleet, recipe: MLPRecipe, trials: int, at_once: int) -> float:

@@ -53,16 +53,6 @@ _PASS_BACK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 launching = threading.Lock()
 
 
-def own_stream(device: str | torch.device) -> torch.cuda.Stream:
-    """Return the stream of one of several fleets side by side on a GPU.
-
-    The kernels of a CUDA graph keep the priority of the stream that captured it, and kernels of
-    higher priority start first. So fleets that replay graphs could keep the GPU from one that is
-    still starting, kernel by kernel. This priority is above that of `fused._capture_stream`.
-    """
-    return torch.cuda.Stream(device, priority=-2)
-
-
 @dataclass(frozen=True, eq=False)
 class Examples:
     """A data set on a device, with unscaled features.
