@@ -34,7 +34,7 @@ import test_transforms as transforms
 from covering import covering
 from pseudograd import TunableCrossEntropyLoss, tunable_cross_entropy
 from pseudograd.loss import functional, tunable_linear_cross_entropy
-from pseudograd.loss.triton import eq5, launch, layout, operators
+from pseudograd.loss.triton import eq5, launch, layout, operators, plans
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules import tunable
 from pseudograd.rules.checks import GREATEST_K, LEAST_K
@@ -732,6 +732,8 @@ def test_without_a_working_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no C compiler found")
 
     monkeypatch.setattr(launch, "rescale", broken)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(plans, "exist_for", lambda device: False)
     monkeypatch.setattr(torch, "ones", lambda size, device: torch.full((size,), 1.0))
     monkeypatch.setattr(functional, "_is_for_kernels", lambda input: True)
     functional.kernels_run.cache_clear()

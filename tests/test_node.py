@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from pseudograd.loss import tunable_cross_entropy
+from pseudograd.loss import functional, tunable_cross_entropy
 from pseudograd.loss.triton import PARTS as PARTS_IN_GRAPH
 from pseudograd.loss.triton import node, plans
 from pseudograd.loss.triton.launch import Launch
@@ -531,6 +531,19 @@ def test_a_saved_plan(a_gpu: Path) -> None:
     without = plans.saved_plan(LAYOUT, 0, driver)
     assert without is not None
     assert without.gradient is None
+
+
+def test_kernels_that_another_process_has_run(a_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run here, which is known without importing Triton."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert not plans.exist_for(0)
+    plans.save_plan(LAYOUT, 0, a_plan())
+    monkeypatch.setitem(sys.modules, "pseudograd.loss.triton.launch", None)  # cannot be imported
+    functional.kernels_run.cache_clear()
+    try:
+        assert functional.kernels_run()
+    finally:
+        functional.kernels_run.cache_clear()
 
 
 def test_plans_that_cannot_be_used(a_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,14 @@ class Plan(NamedTuple):
     dims: int
 
 
+def exist_for(device: int) -> bool:
+    """Return whether a process has saved a plan, so that the kernels of this code run here."""
+    try:
+        return any(name.endswith(".json") for name in os.listdir(_folder(device)))
+    except (OSError, ImportError, RuntimeError):  # such as no home directory
+        return False
+
+
 def saved_plan(layout: Any, device: int, driver: Any) -> Plan | None:
     """Return the plan that a process has saved for a layout, with its kernels on the device."""
     try:
