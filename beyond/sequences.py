@@ -152,12 +152,15 @@ class TextLSTM(nn.Module):
     def __init__(self, characters: int, width: int = 256) -> None:
         super().__init__()
         self.embed = nn.Embedding(characters, width)
-        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True, dropout=0.2)
+        self.lower, self.upper = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
+        # Not the dropout of nn.LSTM: cuDNN draws it from one random state for all trainings.
+        self.drop = nn.Dropout(0.2)
         self.head = nn.Linear(width, characters)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (sequences, characters, positions)."""
-        out: Tensor = self.head(self.lstm(self.embed(x))[0]).movedim(-1, 1)
+        states = self.drop(self.lower(self.embed(x))[0])
+        out: Tensor = self.head(self.upper(states)[0]).movedim(-1, 1)
         return out
 
 
