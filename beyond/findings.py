@@ -175,11 +175,11 @@ def corrected(several: Sequence[Compared], planned: int) -> list[Compared]:
 
 def table(setting: Setting, results: Path, *, smoke: bool = False) -> Table:
     """Return the results of a setting so far; every method is compared with cross-entropy."""
-    lines, missing, studies = [], [], []
+    lines, missing, studies = [], [], dict[str, Study]()
     for method in setting.methods:
         study = opened(Experiment(setting, method, smoke), results)
         if study is not None and study.finished:
-            studies.append(study)
+            studies[method.title] = study
             lines += _lines(method, study)
         else:
             missing.append(method)
@@ -190,7 +190,7 @@ def table(setting: Setting, results: Path, *, smoke: bool = False) -> Table:
         against = corrected([compared(one, plain) for one in others], planned)
         by_name = {one.method.name: found for one, found in zip(others, against, strict=True)}
         lines = [replace(one, against=by_name.get(one.method.name)) for one in lines]
-    noise = studies[0].data["noise_rate"] if studies else None
+    noise = next((study.data["noise_rate"] for study in studies.values()), None)
     return Table(setting, tuple(lines), tuple(missing), noise, _about(studies))
 
 
@@ -221,15 +221,40 @@ def each_value(setting: Setting, results: Path, *, smoke: bool = False) -> list[
     return _lines(method, study) if study is not None and study.finished else []
 
 
-def _about(studies: Sequence[Study]) -> dict[str, str]:
-    found: dict[str, dict[str, None]] = {"hardware": {}, "commit": {}, "torch": {}, "sha256": {}}
-    for study in studies:
-        about = study.about
-        found["hardware"][about["hardware"]] = None
-        found["commit"].update(dict.fromkeys(about["commit"].split(", ")))
-        found["torch"][about["versions"].get("torch", "")] = None
-        found["sha256"][str(study.data["sha256"])[:16]] = None
-    return {name: ", ".join(values) for name, values in found.items()} if studies else {}
+def _about(studies: Mapping[str, Study]) -> dict[str, str]:
+    """Return where studies ran: hardware (if it differs, with their names), versions and data."""
+    if not studies:
+        return {}
+    ran = [
+        (name, study, one)
+        for name, study in studies.items()
+        for one in study.sessions
+        if one["trials"]
+    ]
+    on: dict[str, list[str]] = {}
+    for name, _, session in ran:
+        names = on.setdefault(session["hardware"], [])
+        names += [name] if name not in names else []
+    hardware = [f"{one} ({', '.join(names)})" for one, names in on.items()]
+    found = {
+        "hardware": list(on) if len(on) == 1 else hardware,
+        "commit": [session["commit"] for _, _, session in ran],
+        "torch": [session["versions"].get("torch", "") for _, _, session in ran],
+        "sha256": [str(study.data["sha256"])[:16] for _, study, _ in ran],
+    }
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items()}
+
+
+def about(settings: Sequence[Setting], results: Path, *, smoke: bool = False) -> dict[str, str]:
+    """Return where the finished studies of some settings ran, as `_about` does."""
+    studies = {}
+    for setting in settings:
+        for method in setting.methods:
+            study = opened(Experiment(setting, method, smoke), results)
+            if study is not None and study.finished:
+                several = len(setting.methods) > 1
+                studies[f"{setting.name}: {method.name}" if several else setting.name] = study
+    return _about(studies)
 
 
 def settings_of(question: str) -> list[Setting]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -37,6 +38,7 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
     drawn = {name: picture for name, picture in _drawn(found).items() if picture}
     text = _rendered(
         **found,
+        about=functools.partial(findings.about, results=results, smoke=smoke),
         smoke=smoke,
         folder="beyond/results" if committed else "this folder",
         sessions=sessions(results),
@@ -100,6 +102,7 @@ def _found(results: Path, smoke: bool) -> dict[str, Any]:
         "texts": texts,
         "anchor": anchor,
         "depths": depths,
+        "depth_settings": [one for one in findings.settings_of("1") if len(one.methods) == 1],
         "rates": findings.best_rates(results, smoke=smoke),
         "ramps": ramps,
         "ensembles": ensembles,
@@ -236,6 +239,9 @@ def _answer(
         f"{name} {points(one)}, {verdict(one)}" for name, one in claim.comparisons.items()
     )
     use = uses.get(claim.verdict, no)
+    left = claim.planned - len(claim.comparisons)
+    if use and left > 0:
+        situation += f" ({left} of {claim.planned} settings not finished)"
     return {"situation": situation, "use": use, "change": f"{measure}: {change}"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from pathlib import Path
@@ -27,12 +28,18 @@ def speech(folder: Path, speaker: int) -> tuple[Part, Part]:
         speaker: From 0 to 5.
 
     """
-    with np.load(_existing(folder / _SPEECH), allow_pickle=False) as found:
-        samples, offsets = found["samples"], found["offsets"]
-        digit, who = found["digit"].astype(np.int64), found["speaker"]
-    frames = log_mel([samples[a:b] for a, b in itertools.pairwise(offsets)])
+    frames, digit, who = _spoken(folder / _SPEECH)
     test = who == speaker
     return (frames[~test], digit[~test]), (frames[test], digit[test])
+
+
+@functools.lru_cache(maxsize=1)  # several seconds, the same for all speakers
+def _spoken(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[Any]]:
+    """Return the frames of all recordings, their digits and their speakers."""
+    with np.load(_existing(path), allow_pickle=False) as found:
+        samples, offsets = found["samples"], found["offsets"]
+        digit, who = found["digit"].astype(np.int64), found["speaker"]
+    return log_mel([samples[a:b] for a, b in itertools.pairwise(offsets)]), digit, who
 
 
 def log_mel(recordings: list[NDArray[np.int16]]) -> NDArray[np.float32]:
@@ -145,12 +152,15 @@ class TextLSTM(nn.Module):
     def __init__(self, characters: int, width: int = 256) -> None:
         super().__init__()
         self.embed = nn.Embedding(characters, width)
-        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True, dropout=0.2)
+        self.lower, self.upper = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
+        # Not the dropout of nn.LSTM: cuDNN draws it from one random state for all trainings.
+        self.drop = nn.Dropout(0.2)
         self.head = nn.Linear(width, characters)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (sequences, characters, positions)."""
-        out: Tensor = self.head(self.lstm(self.embed(x))[0]).movedim(-1, 1)
+        states = self.drop(self.lower(self.embed(x))[0])
+        out: Tensor = self.head(self.upper(states)[0]).movedim(-1, 1)
         return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from pseudograd.fleet.recipe import ModuleRecipe
 ROOT = Path(__file__).parents[2]
 # Enough of each question to show that it runs; `python -m beyond run QUESTION --smoke` runs all.
 SOME = {
-    "5": ("5/cifar10-worst/ce", "5/cifar10-worst/bi-tempered"),
+    "5": ("5/cifar10-worst/ce", "5/cifar10-worst/bi-tempered", "5/anchor/ce"),
     "1": ("1/depth-0/tunable",),
     "7": ("7/resnet/*",),
     "3": ("3/1x800/*",),
@@ -87,6 +88,21 @@ def test_the_report_of_a_small_run_has_its_figures(ran: Path) -> None:
     drawn = {"5.svg", "1-depth.svg", "7.svg", "3.svg", "6.svg", "4.svg"}
     assert {path.name for path in files} == {"BEYOND.md"} | drawn
     assert all("<svg " in text for path, text in files.items() if path.suffix == ".svg")
+
+
+def test_the_report_says_what_is_missing_and_what_ran_where(ran: Path, tmp_path: Path) -> None:
+    shutil.copytree(ran, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "5/cifar10-worst/bi-tempered/run.json"
+    written = json.loads(path.read_text())
+    here = written["sessions"][0]["hardware"]
+    written["sessions"].append(written["sessions"][0] | {"hardware": "Other"})
+    path.write_text(json.dumps(written))
+    text = documents(tmp_path, smoke=True)[tmp_path / "BEYOND.md"]
+    assert f"\n{here} (cross-entropy, bi-tempered), Other (bi-tempered), PyTorch " in text
+    assert f"\n{here}, PyTorch " in text  # of tables whose methods ran on one machine
+    assert "| an ensemble (1 of 2 settings not finished) |" in text
+    assert "Not run yet: depth-1, depth-3." in text
+    assert "Not finished: generalized cross-entropy, symmetric cross-entropy, NCE + RCE" in text
 
 
 def test_lost_probabilities_are_computed_again(ran: Path, tmp_path: Path) -> None:

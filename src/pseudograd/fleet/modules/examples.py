@@ -134,7 +134,7 @@ class Examples:
     def batch(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return the inputs of some examples, as they are stored."""
         if self.source is None:
-            return tuple(one[rows] for one in self.inputs)
+            return tuple(one.index_select(0, rows) for one in self.inputs)
         read = [self.source[row] for row in rows.tolist()]
         return tuple(torch.stack(column) for column in zip(*read, strict=True))
 
