@@ -8,9 +8,12 @@ computes the gradient. Kernels 4 and 5 are the passes of a loss that is not redu
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -516,6 +519,23 @@ def a_plan(**changes: Any) -> plans.Plan:
 LAYOUT = ((torch.Size([3, 4]), (4, 1), torch.float32, None), (-100, "mean", 0.1))
 
 
+def test_what_changes_kernels_starts_a_new_folder(
+    a_gpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[tuple[Any, str, Any]] = [
+        (torch, "__version__", "9.9"), (torch.cuda, "get_device_name", lambda device: "another"),
+        (importlib.metadata, "version", lambda name: "9.9"), (plans, "GREATEST_K", 128.0),
+    ]  # fmt: skip
+    folders = {a_gpu}
+    for change in changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(*change)
+            plans._folder.cache_clear()
+            folders.add(plans._folder(0))
+    plans._folder.cache_clear()
+    assert len(folders) == 1 + len(changes)
+
+
 def test_a_saved_plan(a_gpu: Path) -> None:
     driver = Driver()
     assert plans.saved_plan(LAYOUT, 0, driver) is None
@@ -607,6 +627,34 @@ def test_the_node_does_not_import_triton() -> None:
     """Which takes longer than all of a first loss with saved plans."""
     code = "import sys, pseudograd.loss.triton.node; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_load_the_node_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading it again would free the operators that another thread may be running."""
+    loaded, both = [], threading.Barrier(2)
+
+    def load(path: Path) -> Path:
+        loaded.append(path)
+        time.sleep(0.2)  # as long as another thread takes to get here
+        return path
+
+    library = tmp_path / "node.so"
+    library.touch()
+    monkeypatch.setattr(node, "library_path", lambda: library)
+    monkeypatch.setattr(node, "load", load)
+    monkeypatch.setattr(node, "_run_operators", lambda module: None)
+    compiled, results = node._Build(), []
+
+    def call() -> None:
+        both.wait()
+        results.append(compiled())
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (loaded, results) == ([library], [library] * 2)
 
 
 def test_no_node_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 A plan is what `node` reads off the launches of a layout, with the machine code of its kernels. A
 process that finds it launches the same kernels without importing Triton, which takes about 0.4 s on
-two cores. Plans are in a folder named after these sources and the versions of
-PyTorch, Triton and the GPU; nothing else reads it, and it may be deleted at any time.
+two cores. Plans are in a folder named after a hash of these sources, of the versions of PyTorch and
+Triton, and of the GPU's name. Nothing else reads it, and it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from pseudograd.rules.checks import GREATEST_K, LEAST_K
 
 # More layouts than a program should have; those of variable lengths would fill the disk.
 _MOST_SAVED = 512
@@ -99,12 +101,7 @@ def save_plan(layout: Any, device: int, plan: Plan) -> None:
         }
         text = {**plan._asdict(), **passes, **dtypes, "layout": repr(layout)}
         _write(folder / f"{_digest(repr(layout).encode())}.json", json.dumps(text).encode())
-    except (
-        OSError,
-        ValueError,
-        ImportError,
-        RuntimeError,
-    ):  # such as no home directory
+    except (OSError, ValueError, ImportError, RuntimeError):  # such as no home directory
         return
 
 
@@ -139,7 +136,8 @@ def _folder(device: int) -> Path:
     gpu = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
     sources = sorted(path for path in Path(__file__).parent.iterdir() if path.is_file())
     texts = b"".join(path.read_bytes() for path in sources)
-    versions = repr((torch.__version__, triton, torch.version.cuda, gpu)).encode()
+    bounds = LEAST_K, GREATEST_K  # constants of the kernels that are not in these sources
+    versions = repr((torch.__version__, triton, torch.version.cuda, gpu, bounds)).encode()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "pseudograd" / f"plans_{_digest(texts + versions)}"
 
