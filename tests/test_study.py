@@ -280,6 +280,16 @@ class Late(nn.Module):
         return self.inner(x)
 
 
+class Counting(Late):
+    """Keeps a number beside its tensors."""
+
+    def get_extra_state(self) -> int:
+        return 1
+
+    def set_extra_state(self, state: int) -> None:
+        pass
+
+
 SHARED = network()
 NAN = (torch.cat((TRAIN[0][:5], torch.full((175, 6), torch.nan))), TRAIN[1])
 UNEQUAL = [(torch.zeros(6), 0), (torch.zeros(5), 1), (torch.zeros(6), 2)]
@@ -319,6 +329,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a buffer made late": (
         {"network": Late},
         "^network must create all its parameters and buffers before forward, which changes center$",
+    ),
+    "state that is not a tensor": (
+        {"network": Counting},
+        "^network must keep its state in parameters and buffers, not in get_extra_state$",
     ),
     "no gradient": (
         {"network": lambda: Wrapped(Tensor.detach)},
