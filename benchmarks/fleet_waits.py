@@ -3,8 +3,8 @@
     python -m benchmarks.fleet_waits          # on a GPU, about a minute and a half
 
 Each variant trains six fleets in a process of its own, and prints how many epochs each fleet ended.
-While they train, it prints what each fleet's thread does: R if it runs, so spins in the driver, or S
-if it sleeps, so waits for a lock or for the GPU. docs/notes/fleet.md has the question.
+While they train, it prints what each fleet's thread does: R if it runs, so spins in the driver, or
+S if it sleeps, so waits for a lock or for the GPU. docs/notes/fleet.md has the question.
 """
 
 from __future__ import annotations
