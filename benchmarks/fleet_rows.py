@@ -521,7 +521,7 @@ def estimate(
 def seconds_at_most(rows: Iterable[float], at_once: int) -> float:
     """Return how long the rows take in turn if each has 1 / ``at_once`` of the GPU to itself.
 
-    So what a row that has ended leaves of the GPU is lost, while the last rows run.
+    So the share of the GPU that finished rows free is lost while the last rows run.
     """
     lanes = [0.0] * at_once
     for seconds in rows:
@@ -578,7 +578,7 @@ def show(path: Path) -> None:
         verdicts.append(
             f"{at_once} fleets at once: goal of {GOAL} over all rows {reached}, at "
             f"{least / seconds:.3f}: {seconds / 60:.1f} minutes, and {most / 60:.1f} if nothing "
-            "uses what rows that have ended leave of the GPU"
+            "uses the share of the GPU that finished rows free"
         )
         if waited[at_once]:
             verdicts.append(
