@@ -78,34 +78,34 @@ def saved_plan(layout: Any, device: int, driver: Any) -> Plan | None:
 
 def save_plan(layout: Any, device: int, plan: Plan) -> None:
     """Save a plan, unless the disk has many or cannot be written to."""
-    if any(step.shared > _SHARED_BYTES for step in (*plan.forward, *plan.backward)):
+    steps = [*plan.forward, *plan.backward]
+    if any(step.code is None or step.shared > _SHARED_BYTES for step in steps):
         return
     try:
         folder = _folder(device)
         folder.mkdir(parents=True, exist_ok=True)
         if sum(name.endswith(".json") for name in os.listdir(folder)) >= _MOST_SAVED:
             return
-        passes: dict[str, list[dict[str, Any]]] = {name: [] for name in _PASSES}
+        for code in {step.code for step in steps if step.code}:
+            _write(folder / f"{_digest(code)}.cubin", code)
+        text: dict[str, Any] = {**plan._asdict(), "layout": repr(layout)}
         for name in _PASSES:
-            for step in getattr(plan, name):
-                fields = step._asdict()
-                code = fields.pop("code")
-                if code is None:
-                    return
-                del fields["function"]
-                _write(folder / f"{_digest(code)}.cubin", code)
-                passes[name].append({**fields, "code": _digest(code)})
-        types = {name: getattr(plan, name) for name in _DTYPES}
-        dtypes = {
-            name: value and str(value).removeprefix("torch.") for name, value in types.items()
-        }
-        text = {**plan._asdict(), **passes, **dtypes, "layout": repr(layout)}
+            text[name] = [_as_json(step) for step in text[name]]
+        for name in _DTYPES:
+            text[name] = text[name] and str(text[name]).removeprefix("torch.")
         _write(folder / f"{_digest(repr(layout).encode())}.json", json.dumps(text).encode())
     except (OSError, ValueError, ImportError, RuntimeError):  # such as no home directory
         return
 
 
 _PASSES, _DTYPES = ("forward", "backward"), ("dtype", "gradient")
+
+
+def _as_json(step: Step) -> dict[str, Any]:
+    assert step.code
+    fields = {**step._asdict(), "code": _digest(step.code)}
+    del fields["function"]
+    return fields
 
 
 def _loaded(step: dict[str, Any], device: int, driver: Any) -> Step:
