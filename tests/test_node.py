@@ -641,6 +641,7 @@ def test_threads_load_the_node_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     library = tmp_path / "node.so"
     library.touch()
     monkeypatch.setattr(node, "library_path", lambda: library)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(node, "load", load)
     monkeypatch.setattr(node, "_run_operators", lambda module: None)
     compiled, results = node._Build(), []
@@ -670,6 +671,7 @@ def test_no_node_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             return 0 if done else None
 
     monkeypatch.setattr(node, "library_path", lambda: library)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(node, "_compiler", lambda: ["c++"])
     monkeypatch.setattr(subprocess, "Popen", Process)
     monkeypatch.setattr(node, "load", lambda path: path)
@@ -677,6 +679,9 @@ def test_no_node_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [compiled(), compiled(), len(started)] == [None, None, 1]
     done.append(True)
     library.touch()
+    with monkeypatch.context() as patch:  # a CUDA graph goes on as it began
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert compiled() is None
     assert [compiled(), compiled(), len(started)] == [library, library, 1]
     library.unlink()
     failed = node._Build()

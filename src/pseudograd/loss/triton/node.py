@@ -358,6 +358,8 @@ class _Build:
         """Load the node or start to compile it, unless that has been done."""
         if self.is_over or (self.process is not None and self.process.poll() is None):
             return
+        if torch.cuda.is_current_stream_capturing():  # the node's plans may need new kernels
+            return
         try:
             if library_path().exists():
                 self.module = load(library_path())
