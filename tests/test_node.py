@@ -558,6 +558,11 @@ def test_kernels_that_another_process_has_run(a_gpu: Path, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert not plans.exist_for(0)
     plans.save_plan(LAYOUT, 0, a_plan())
+    with monkeypatch.context() as patch:  # another machine with the same home
+        patch.delenv("CC", raising=False)
+        patch.setattr(shutil, "which", lambda name: None)
+        assert not plans.exist_for(0)
+    monkeypatch.setenv("CC", "cc")
     monkeypatch.setitem(sys.modules, "pseudograd.loss.triton.launch", None)  # cannot be imported
     functional.kernels_run.cache_clear()
     try:

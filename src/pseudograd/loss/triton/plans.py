@@ -14,6 +14,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +54,13 @@ class Plan(NamedTuple):
 
 
 def exist_for(device: int) -> bool:
-    """Return whether a process has saved a plan, so that the kernels of this code run here."""
+    """Return whether a process has saved a plan, so that the kernels of this code run here.
+
+    Triton needs a C compiler for layouts without a plan. This machine may lack one that another
+    machine with the same home has.
+    """
+    if not (os.environ.get("CC") or shutil.which("clang") or shutil.which("gcc")):
+        return False
     try:
         return any(name.endswith(".json") for name in os.listdir(_folder(device)))
     except (OSError, ImportError, RuntimeError):  # such as no home directory
