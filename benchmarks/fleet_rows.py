@@ -309,23 +309,6 @@ def compile_all() -> None:
     print(f"compiling took {time.monotonic() - begun:.0f} s", flush=True)
 
 
-def check_memory(at_once: int) -> None:
-    """Print whether fleets of as many slots as they plan fit into memory side by side."""
-    data, depth, width = "cifar10", 5, 800
-    fleet = Fleet(noise(data, 0.05), "cuda", memory=1 / at_once)
-    torch.cuda.reset_peak_memory_stats()
-    with watched(lambda: "the check of memory has not ended"):
-        seconds = seconds_of_one_epoch(fleet, recipe_of(data, depth, width), MOST_SLOTS, at_once)
-    peaks = torch.cuda.max_memory_allocated() / 1e9, torch.cuda.max_memory_reserved() / 1e9
-    print(
-        f"{at_once} fleets of {MOST_SLOTS} trials, {data} {depth}x{width}: {peaks[0]:.1f} GB "
-        f"allocated and {peaks[1]:.1f} GB reserved at most, out of memory {out_of_memory()} times, "
-        f"{seconds:.1f} s",
-        flush=True,
-    )
-    torch.cuda.empty_cache()
-
-
 def out_of_memory() -> int:
     """Return how often memory ran out."""
     return int(torch.cuda.memory_stats()["num_ooms"])
@@ -387,10 +370,6 @@ def measure(several: Sequence[int], seconds: float) -> Iterator[list[dict[str, o
         peak = torch.cuda.max_memory_allocated() / 1e9
         return turn, turn.epoch / (steps * trials), peak
 
-    try:
-        check_memory(max(several))
-    except RuntimeError as problem:
-        print(f"the check of memory failed: {problem!r}", flush=True)
     networks = [(data, depth, width) for data in MEASURED for depth, width in HIDDEN]
     for _, point in itertools.product(
         range(MOST_TURNS), itertools.product(several, POINTS, networks)
@@ -542,7 +521,7 @@ def estimate(
 def seconds_at_most(rows: Iterable[float], at_once: int) -> float:
     """Return how long the rows take in turn if each has 1 / ``at_once`` of the GPU to itself.
 
-    So what a row that has ended leaves of the GPU is lost, while the last rows run.
+    So the share of the GPU that finished rows free is lost while the last rows run.
     """
     lanes = [0.0] * at_once
     for seconds in rows:
@@ -599,7 +578,7 @@ def show(path: Path) -> None:
         verdicts.append(
             f"{at_once} fleets at once: goal of {GOAL} over all rows {reached}, at "
             f"{least / seconds:.3f}: {seconds / 60:.1f} minutes, and {most / 60:.1f} if nothing "
-            "uses what rows that have ended leave of the GPU"
+            "uses the share of the GPU that finished rows free"
         )
         if waited[at_once]:
             verdicts.append(

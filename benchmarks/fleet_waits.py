@@ -3,8 +3,8 @@
     python -m benchmarks.fleet_waits          # on a GPU, about a minute and a half
 
 Each variant trains six fleets in a process of its own, and prints how many epochs each fleet ended.
-While they train, it prints what a waiting thread does: a system call (202 is futex: it waits for a
-lock) or "running". docs/notes/fleet.md has the question.
+While they train, it prints what each fleet's thread does: R if it runs, so spins in the driver, or
+S if it sleeps, so waits for a lock or for the GPU. docs/notes/fleet.md has the question.
 """
 
 from __future__ import annotations
@@ -93,10 +93,9 @@ def look(pace: Pace) -> None:
     print(f"   after {LOOK} s, epochs {pace.epochs}")
     for thread in threading.enumerate():
         if thread.name.startswith("fleet"):
-            task = Path(f"/proc/self/task/{thread.native_id}")
-            found = (task / "syscall").read_text().split()[0]
-            used = (task / "stat").read_text().rsplit(")", 1)[1].split()[11:13]
-            print(f"   {thread.name}: {found}, user and system time {'/'.join(used)} ticks")
+            stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+            state, *numbers = stat.rsplit(")", 1)[1].split()
+            print(f"   {thread.name}: {state}, user and system time {numbers[10:12]} ticks")
     sys.stdout.flush()
 
 

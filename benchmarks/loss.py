@@ -223,9 +223,10 @@ def main() -> None:
     if arguments.device == "cuda":
         from benchmarks import loss_cuda
 
-        steps = "measure" if arguments.compiled else "compile measure"
-        steps = "compile" if arguments.only_compile else steps
-        loss_cuda.main(out, arguments.only, arguments.rest, steps, arguments.seconds)
+        loss_cuda.main(
+            out, arguments.only, arguments.rest, arguments.seconds,
+            compiles=not arguments.compiled, measures=not arguments.only_compile,
+        )  # fmt: skip
     else:
         on_cpu(out)
 

@@ -600,15 +600,16 @@ def order(case: Case) -> tuple[bool, int, int]:
     return case.form == "linear", place, case.size
 
 
-def main(out: Path, only: str, rest: bool, steps: str, seconds: float) -> None:
+def main(out: Path, only: str, rest: bool, seconds: float, compiles: bool, measures: bool) -> None:
     """Measure, and print and write the table.
 
     Args:
         out: The file to write.
         only: Parts of names of cases, separated by commas.
         rest: Keep the cases that the file has.
-        steps: "compile", "measure" or both, separated by a space.
         seconds: No case starts that would end later than this.
+        compiles: Whether to fill the caches first.
+        measures: Whether to measure.
 
     """
     begun = time.monotonic()
@@ -626,9 +627,9 @@ def main(out: Path, only: str, rest: bool, steps: str, seconds: float) -> None:
         and (case.form != "linear" or "linear" in only)
     ]
     prepare_compiler()
-    if "compile" in steps:
+    if compiles:
         compile_all([case.name for case in sorted(chosen, key=lambda case: -case.size)])
-    left = sorted(chosen, key=order) if "measure" in steps else []
+    left = sorted(chosen, key=order) if measures else []
     longest = 0.0
     while left and time.monotonic() - begun + longest < seconds:
         case, start = left.pop(0), time.monotonic()
@@ -638,7 +639,7 @@ def main(out: Path, only: str, rest: bool, steps: str, seconds: float) -> None:
         print(f"  {time.monotonic() - start:.0f} s", flush=True)
         gc.collect()
         torch.cuda.empty_cache()
-    if "measure" in steps:
+    if measures:
         show([line for found in lines.values() for line in found])
         print(f"written to {out} after {time.monotonic() - begun:.0f} s")
     if left:

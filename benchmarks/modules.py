@@ -9,7 +9,6 @@ evaluation after every epoch. Images are in the channels-last layout. The conten
 - eager: a PyTorch loop, one training at a time;
 - compiled: the same with torch.compile(mode="reduce-overhead"), whose steps are CUDA graphs;
 - 4 and 8 trials of Ray Tune: the eager loop, each trial on a quarter or an eighth of the GPU;
-- 4 and 8 processes: the same without Ray, only if Ray is not installed or fails;
 - graphs: `ModuleFleet`, 8 trials at once, compiled or not.
 
 `microseconds` is the time of `models` trainings of `steps` steps each, divided by both. For us it
@@ -24,19 +23,17 @@ model, when all of them are ready. `first_seconds` is what comes before:
 So, all in, a model and step takes `microseconds` + `first_seconds` / (`models` × `steps`).
 
 The first command fills the caches of compiled kernels for the second one, whose `first_seconds` are
-then shorter; it may run beside other programs. The second one takes about five minutes with Ray,
-and needs the GPU for itself. The file is written after each contender.
+then shorter; it may run beside other programs. The second one takes about five minutes, and needs
+Ray and the GPU for itself. The file is written after each contender.
 """
 
 from __future__ import annotations
 
 import argparse
-import atexit
 import functools
 import importlib.util
 import os
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -87,67 +84,6 @@ def ray(name: str, count: int) -> Figures:
 def steps_of(case: Case) -> int:
     """Return the number of steps of an epoch."""
     return (EXAMPLES - int(EXAMPLES * VALIDATION)) // case.batch_size
-
-
-class Processes:
-    """Processes that share the GPU, each running an eager loop."""
-
-    def __init__(self, count: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.modules", "--child"]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.children = [subprocess.Popen(command, **pipes) for _ in range(count)]
-        self._hear(self.children)
-
-    def seconds(self, name: str, count: int, epochs: int) -> float:
-        """Train in ``count`` processes for some epochs after the first; return the seconds."""
-        children = self.children[:count]
-        self._tell(children, name)
-        self._hear(children)
-        began = time.perf_counter()
-        self._tell(children, str(epochs))
-        self._hear(children)
-        return time.perf_counter() - began
-
-    def _tell(self, children: list[Any], line: str) -> None:
-        for child in children:
-            child.stdin.write(line + "\n")
-            child.stdin.flush()
-
-    def _hear(self, children: list[Any]) -> None:
-        for child in children:
-            if not child.stdout.readline():
-                raise RuntimeError("a process has ended")
-
-    def close(self) -> None:
-        for child in self.children:
-            child.communicate()
-
-
-@functools.cache
-def started() -> Processes:
-    processes = Processes(max(SHARES))
-    atexit.register(processes.close)
-    return processes
-
-
-def processes(name: str, count: int) -> Figures:
-    """Train networks in plain processes."""
-    epochs = max(1, CASES[name].epochs // 4)
-    seconds = started().seconds(name, count, epochs)
-    return speed(seconds, count, epochs * steps_of(CASES[name]))
-
-
-def child() -> None:
-    """Train networks on commands from standard input: a name, then the number of epochs."""
-    print("started", flush=True)
-    for line in sys.stdin:
-        one = Loop(CASES[line.strip()])
-        one.seconds(1)
-        print("ready", flush=True)
-        one.seconds(int(sys.stdin.readline()))
-        print("done", flush=True)
-        del one
-        torch.cuda.empty_cache()
 
 
 def prepared(case: Case, epochs: int, compiled: bool) -> tuple[Training, Examples]:
@@ -221,7 +157,6 @@ WAYS: dict[str, Callable[[str], Figures]] = {
     "eager": functools.partial(loop, compiled=False),
     "compiled, reduce-overhead": functools.partial(loop, compiled=True),
     **{f"{count} trials of Ray Tune": functools.partial(ray, count=count) for count in SHARES},
-    **{f"{count} processes": functools.partial(processes, count=count) for count in SHARES},
     "graphs": functools.partial(graphs, compiled=False),
     "graphs, compiled": functools.partial(graphs, compiled=True),
 }
@@ -235,9 +170,8 @@ def jobs(names: list[str]) -> Iterator[tuple[str, str]]:
     for count in reversed(SHARES):
         for name in names:
             yield name, f"{count} trials of Ray Tune"
-    for way in ("graphs", *(f"{count} processes" for count in SHARES)):
-        for name in names:
-            yield name, way
+    for name in names:
+        yield name, "graphs"
 
 
 def compile_all(names: list[str]) -> None:
@@ -288,13 +222,9 @@ def main() -> None:
     parser.add_argument("--compile-only", action="store_true", help="only fill the caches")
     parser.add_argument("--time-limit", type=float, default=600, metavar="SECONDS",
                         help="after which no contender is started")  # fmt: skip
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # As in a program whose first work on the GPU is our fleet, which sets it.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    if options.child:
-        child()
-        return
     if options.compile_only:
         compile_all(options.networks)
         return
@@ -306,8 +236,7 @@ def main() -> None:
     if not has_ray:
         print("Ray is not installed, so it is left out", flush=True)
     for name, way in jobs(options.networks):
-        by_ray, plain = "Ray" in way, way.replace("processes", "trials of Ray Tune")
-        if way not in options.ways or (by_ray and not has_ray) or (name, plain) in found:
+        if way not in options.ways or ("Ray" in way and not has_ray):
             continue
         label = f"{time.monotonic() - began:5.0f} s: {name}: {way}"
         if time.monotonic() - began > options.time_limit:

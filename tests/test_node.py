@@ -8,9 +8,12 @@ computes the gradient. Kernels 4 and 5 are the passes of a loss that is not redu
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -516,6 +519,23 @@ def a_plan(**changes: Any) -> plans.Plan:
 LAYOUT = ((torch.Size([3, 4]), (4, 1), torch.float32, None), (-100, "mean", 0.1))
 
 
+def test_what_changes_kernels_starts_a_new_folder(
+    a_gpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[tuple[Any, str, Any]] = [
+        (torch, "__version__", "9.9"), (torch.cuda, "get_device_name", lambda device: "another"),
+        (importlib.metadata, "version", lambda name: "9.9"), (plans, "GREATEST_K", 128.0),
+    ]  # fmt: skip
+    folders = {a_gpu}
+    for change in changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(*change)
+            plans._folder.cache_clear()
+            folders.add(plans._folder(0))
+    plans._folder.cache_clear()
+    assert len(folders) == 1 + len(changes)
+
+
 def test_a_saved_plan(a_gpu: Path) -> None:
     driver = Driver()
     assert plans.saved_plan(LAYOUT, 0, driver) is None
@@ -538,6 +558,11 @@ def test_kernels_that_another_process_has_run(a_gpu: Path, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert not plans.exist_for(0)
     plans.save_plan(LAYOUT, 0, a_plan())
+    with monkeypatch.context() as patch:  # another machine with the same home
+        patch.delenv("CC", raising=False)
+        patch.setattr(shutil, "which", lambda name: None)
+        assert not plans.exist_for(0)
+    monkeypatch.setenv("CC", "cc")
     monkeypatch.setitem(sys.modules, "pseudograd.loss.triton.launch", None)  # cannot be imported
     functional.kernels_run.cache_clear()
     try:
@@ -609,6 +634,35 @@ def test_the_node_does_not_import_triton() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_threads_load_the_node_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading it again would free the operators that another thread may be running."""
+    loaded, both = [], threading.Barrier(2)
+
+    def load(path: Path) -> Path:
+        loaded.append(path)
+        time.sleep(0.2)  # as long as another thread takes to get here
+        return path
+
+    library = tmp_path / "node.so"
+    library.touch()
+    monkeypatch.setattr(node, "library_path", lambda: library)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(node, "load", load)
+    monkeypatch.setattr(node, "_run_operators", lambda module: None)
+    compiled, results = node._Build(), []
+
+    def call() -> None:
+        both.wait()
+        results.append(compiled())
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (loaded, results) == ([library], [library] * 2)
+
+
 def test_no_node_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "node.so"
     done: list[bool] = []
@@ -622,6 +676,7 @@ def test_no_node_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             return 0 if done else None
 
     monkeypatch.setattr(node, "library_path", lambda: library)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(node, "_compiler", lambda: ["c++"])
     monkeypatch.setattr(subprocess, "Popen", Process)
     monkeypatch.setattr(node, "load", lambda path: path)
@@ -629,6 +684,9 @@ def test_no_node_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [compiled(), compiled(), len(started)] == [None, None, 1]
     done.append(True)
     library.touch()
+    with monkeypatch.context() as patch:  # a CUDA graph goes on as it began
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert compiled() is None
     assert [compiled(), compiled(), len(started)] == [library, library, 1]
     library.unlink()
     failed = node._Build()

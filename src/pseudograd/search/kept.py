@@ -15,6 +15,7 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from pseudograd.search.run_file import (
     begun,
     check_empty,
     check_settings,
-    protocol_in,
     read_run,
 )
 
@@ -122,25 +122,24 @@ class Kept:
         assert self.folder is not None
         with self._guard():
             written = read_run(self.folder)
-            earlier = None
             if self._is_started(written):
                 ours = self._as_json()
                 check_settings(self.folder, written, ours, self.protocol)
                 if written["protocol"] != ours["protocol"]:
                     self._check_alone()
-                    earlier = protocol_in(self.folder, written) if self.protocol.grows else None
             self.sessions[:] = written["sessions"]
             self.ledger = self._read_ledger()
-            if earlier and self._extends(earlier):
-                now["compared_before"] = earlier.retrainings
+            before = written["protocol"].get("retrainings", 0)
+            if before < self.protocol.retrainings and self._has_compared(before):
+                now["compared_before"] = before
             self.sessions.append(now)
             self._place = None
             self._write()
 
-    def _extends(self, earlier: Protocol) -> bool:
-        """Return whether this study adds final networks to a comparison that can be known."""
-        added = 0 < earlier.retrainings < self.protocol.retrainings
-        return added and not earlier.wanted(self.ledger)
+    def _has_compared(self, networks: int) -> bool:
+        """Return whether k = 1 and another k have as many final networks or more."""
+        pairs = Counter((one.k, one.learning_rate) for one in self.ledger if one.split.retrain)
+        return networks > 0 and len({k for (k, _), n in pairs.items() if n >= networks}) > 1
 
     def _note_time(self) -> None:
         """Record the duration of this process's session so far."""

@@ -47,8 +47,8 @@ def check_training(training: Training, examples: Examples) -> int:
         _check_evaluation(training, module, whole, logits)
         if changed := made.items() ^ _shapes(module).items():
             raise ValueError(
-                f"network must create all its parameters and buffers before forward, which changes "
-                f"{joined(sorted({name for name, _ in changed}))}"
+                "network must create all its parameters and buffers before forward, but forward "
+                f"changes {joined(sorted({name for name, _ in changed}))}"
             )
         loss = training.loss(logits, labels, 1.0)
         try:

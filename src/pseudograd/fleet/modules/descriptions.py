@@ -103,6 +103,10 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
         raise ValueError(
             "network must have layers of known size: replace lazy ones, such as LazyLinear"
         )
+    if not all(isinstance(value, Tensor) for value in first.state_dict().values()):
+        raise ValueError(
+            "network must keep its state in parameters and buffers, not in get_extra_state"
+        )
     if any(parameter.device.type != "cpu" for parameter in first.parameters()):
         raise ValueError(
             "network must return a module on the CPU: the study moves it to the device"

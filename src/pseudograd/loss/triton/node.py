@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -344,15 +345,26 @@ class _Build:
         self.module: Any = None
         self.process: subprocess.Popen[bytes] | None = None
         self.is_over = False  # loaded, or failed for good
+        self.lock = threading.Lock()
 
     def __call__(self) -> Any:
         """Return the compiled node, or None while there is none."""
+        if not self.is_over:
+            with self.lock:
+                self._go_on()
+        return self.module
+
+    def _go_on(self) -> None:
+        """Load the node or start to compile it, unless that has been done."""
         if self.is_over or (self.process is not None and self.process.poll() is None):
-            return self.module
+            return
+        if torch.cuda.is_current_stream_capturing():  # the node's plans may need new kernels
+            return
         try:
             if library_path().exists():
-                self.module, self.is_over = load(library_path()), True
+                self.module = load(library_path())
                 _run_operators(self.module)
+                self.is_over = True
             elif self.process is None and _compiler() is not None:
                 null = subprocess.DEVNULL
                 command = [sys.executable, "-m", __name__]
@@ -361,7 +373,6 @@ class _Build:
                 self.is_over = True
         except (ImportError, OSError, RuntimeError):  # such as no home directory for the cache
             self.is_over = True
-        return self.module
 
 
 compiled_node = _Build()

@@ -2,8 +2,8 @@
 
 A plan is what `node` reads off the launches of a layout, with the machine code of its kernels. A
 process that finds it launches the same kernels without importing Triton, which takes about 0.4 s on
-two cores. Plans are in a folder named after these sources and the versions of
-PyTorch, Triton and the GPU; nothing else reads it, and it may be deleted at any time.
+two cores. Plans are in a folder named after a hash of these sources, of the versions of PyTorch and
+Triton, and of the GPU's name. Nothing else reads it, and it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from pseudograd.rules.checks import GREATEST_K, LEAST_K
 
 # More layouts than a program should have; those of variable lengths would fill the disk.
 _MOST_SAVED = 512
@@ -51,7 +54,13 @@ class Plan(NamedTuple):
 
 
 def exist_for(device: int) -> bool:
-    """Return whether a process has saved a plan, so that the kernels of this code run here."""
+    """Return whether a process has saved a plan, so that the kernels of this code run here.
+
+    Triton needs a C compiler for layouts without a plan. This machine may lack one that another
+    machine with the same home has.
+    """
+    if not (os.environ.get("CC") or shutil.which("clang") or shutil.which("gcc")):
+        return False
     try:
         return any(name.endswith(".json") for name in os.listdir(_folder(device)))
     except (OSError, ImportError, RuntimeError):  # such as no home directory
@@ -76,39 +85,34 @@ def saved_plan(layout: Any, device: int, driver: Any) -> Plan | None:
 
 def save_plan(layout: Any, device: int, plan: Plan) -> None:
     """Save a plan, unless the disk has many or cannot be written to."""
-    if any(step.shared > _SHARED_BYTES for step in (*plan.forward, *plan.backward)):
+    steps = [*plan.forward, *plan.backward]
+    if any(step.code is None or step.shared > _SHARED_BYTES for step in steps):
         return
     try:
         folder = _folder(device)
         folder.mkdir(parents=True, exist_ok=True)
         if sum(name.endswith(".json") for name in os.listdir(folder)) >= _MOST_SAVED:
             return
-        passes: dict[str, list[dict[str, Any]]] = {name: [] for name in _PASSES}
+        for code in {step.code for step in steps if step.code}:
+            _write(folder / f"{_digest(code)}.cubin", code)
+        text: dict[str, Any] = {**plan._asdict(), "layout": repr(layout)}
         for name in _PASSES:
-            for step in getattr(plan, name):
-                fields = step._asdict()
-                code = fields.pop("code")
-                if code is None:
-                    return
-                del fields["function"]
-                _write(folder / f"{_digest(code)}.cubin", code)
-                passes[name].append({**fields, "code": _digest(code)})
-        types = {name: getattr(plan, name) for name in _DTYPES}
-        dtypes = {
-            name: value and str(value).removeprefix("torch.") for name, value in types.items()
-        }
-        text = {**plan._asdict(), **passes, **dtypes, "layout": repr(layout)}
+            text[name] = [_as_json(step) for step in text[name]]
+        for name in _DTYPES:
+            text[name] = text[name] and str(text[name]).removeprefix("torch.")
         _write(folder / f"{_digest(repr(layout).encode())}.json", json.dumps(text).encode())
-    except (
-        OSError,
-        ValueError,
-        ImportError,
-        RuntimeError,
-    ):  # such as no home directory
+    except (OSError, ValueError, ImportError, RuntimeError):  # such as no home directory
         return
 
 
 _PASSES, _DTYPES = ("forward", "backward"), ("dtype", "gradient")
+
+
+def _as_json(step: Step) -> dict[str, Any]:
+    assert step.code
+    fields = {**step._asdict(), "code": _digest(step.code)}
+    del fields["function"]
+    return fields
 
 
 def _loaded(step: dict[str, Any], device: int, driver: Any) -> Step:
@@ -139,7 +143,8 @@ def _folder(device: int) -> Path:
     gpu = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
     sources = sorted(path for path in Path(__file__).parent.iterdir() if path.is_file())
     texts = b"".join(path.read_bytes() for path in sources)
-    versions = repr((torch.__version__, triton, torch.version.cuda, gpu)).encode()
+    bounds = LEAST_K, GREATEST_K  # constants of the kernels that are not in these sources
+    versions = repr((torch.__version__, triton, torch.version.cuda, gpu, bounds)).encode()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "pseudograd" / f"plans_{_digest(texts + versions)}"
 
