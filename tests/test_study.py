@@ -21,6 +21,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import pseudograd
 from pseudograd.cli import main
@@ -280,6 +281,25 @@ class Late(nn.Module):
         return self.inner(x)
 
 
+class Counting(nn.Linear):
+    """Saves something that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+
+    def get_extra_state(self) -> Any:
+        return {"calls": 0}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def tokens(count: int = 10, **settings: Any) -> nn.Module:
+    return nn.Sequential(nn.Embedding(count, 3, **settings), nn.Flatten(), nn.Linear(12, 3))
+
+
+TOKENS = torch.arange(720).reshape(180, 4) % 9
+TOKENS[100, 2] = 10
 SHARED = network()
 NAN = (torch.cat((TRAIN[0][:5], torch.full((175, 6), torch.nan))), TRAIN[1])
 UNEQUAL = [(torch.zeros(6), 0), (torch.zeros(5), 1), (torch.zeros(6), 2)]
@@ -394,12 +414,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"train": [1, 2, 3]},
         r"train must have examples \(x, y\), but example 0 is a int",
     ),
-    "LBFGS": ({"optimizer": torch.optim.LBFGS}, r"optimizer\.step\(\) must need no arguments"),
+    "LBFGS": ({"optimizer": torch.optim.LBFGS}, r"optimizer\.step\(\) must work without arguments"),
     "one rate for all": (
         {"optimizer": lambda parameters, lr: torch.optim.SGD(parameters, lr=0.1)},
         "^optimizer must use the learning rate it is given, but that of <lambda> does not depend",
     ),
-    "unknown setting": ({"wait_decay": 1}, "optimizer must accept the keyword .*wait_decay"),
+    "unknown setting": (
+        {"wait_decay": 1},
+        "optimizer must accept the network's parameters and the keyword arguments .*wait_decay",
+    ),
     "capturable": (
         {"capturable": True},
         "^capturable must be left out: the study sets it where it is needed$",
@@ -494,6 +517,32 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a column of labels": (
         {"train": (TRAIN[0], TRAIN[1][:, None]), "test": (TEST[0], TEST[1][:, None])},
         r"use labels.squeeze\(1\)",
+    ),
+    "an input out of range": (
+        {"network": tokens, "train": (TOKENS, Y[:180]), "test": (TOKENS[:60] % 9, Y[180:])},
+        r"^network fails for an input of train that has the value 10 \(index out of range",
+    ),
+    "no clipping": (
+        {
+            "network": lambda: tokens(11, sparse=True),
+            "train": (TOKENS, Y[:180]),
+            "test": (TOKENS[:60], Y[180:]),
+            "optimizer": torch.optim.SGD,
+            "clip": 1.0,
+        },
+        r"^clip fails for this network's gradients \(Could not run 'aten::linalg_vector_norm'",
+    ),
+    "extra state": (
+        {"network": Counting},
+        r"^network must keep its state in parameters and buffers, not in get_extra_state\(\)$",
+    ),
+    "a DataLoader": (
+        {"train": DataLoader(TensorDataset(*TRAIN))},
+        "^train must be a pair .* not DataLoader: pass its dataset$",
+    ),
+    "an array of texts": (
+        {"train": (TRAIN[0], np.array(["cat", "dog", "cow"])[TRAIN[1]])},
+        "^train labels must be numbers in tensors or arrays, not ndarray of str96: convert them",
     ),
     "texts": (
         {"train": [(torch.zeros(6), name) for name in ("cat", "dog", "cow")]},

@@ -55,7 +55,10 @@ def check_training(training: Training, examples: Examples) -> int:
             loss.backward()
         except Exception as problem:
             raise ValueError(f"network fails in the backward pass ({_said(problem)})") from problem
+        if training.clip is not None:
+            _check_clipping(training.clip, module)
         _check_optimizer(training, module)
+        _check_extremes(training, module.eval(), examples)
     return classes
 
 
@@ -73,8 +76,8 @@ def _check_optimizer(training: Training, module: nn.Module) -> None:
         )
     except Exception as problem:
         raise ValueError(
-            f"optimizer must accept the keyword arguments {dict(settings)}, but {name} fails "
-            f"({_said(problem)})"
+            f"optimizer must accept the network's parameters and the keyword arguments "
+            f"{dict(settings)}, but {name} fails ({_said(problem)})"
         ) from problem
     if _rates(optimizer) == _rates(other):
         raise ValueError(
@@ -85,8 +88,33 @@ def _check_optimizer(training: Training, module: nn.Module) -> None:
         optimizer.step()
     except Exception as problem:
         raise ValueError(
-            f"optimizer.step() must need no arguments, but {name} fails ({_said(problem)})"
+            f"optimizer.step() must work without arguments, but {name} fails ({_said(problem)})"
         ) from problem
+
+
+def _check_clipping(limit: float, module: nn.Module) -> None:
+    try:
+        nn.utils.clip_grad_norm_(module.parameters(), limit)
+    except Exception as problem:  # such as that of sparse gradients
+        raise ValueError(f"clip fails for this network's gradients ({_said(problem)})") from problem
+
+
+@torch.no_grad()
+def _check_extremes(training: Training, module: nn.Module, examples: Examples) -> None:
+    """Try the highest and the lowest value of integer inputs, such as the indices of tokens."""
+    for one in examples.inputs:
+        if one.is_floating_point() or one.dtype in (torch.uint8, torch.bool) or not one.numel():
+            continue
+        for extreme in one.aminmax():
+            row = (one == extreme).reshape(len(one), -1).any(1).nonzero()[0]
+            try:
+                training.logits(module, examples.batch(row))
+            except Exception as problem:
+                part = "train" if int(row) < examples.train_size else "test"
+                raise ValueError(
+                    f"network fails for an input of {part} that has the value {int(extreme)} "
+                    f"({_said(problem)})"
+                ) from problem
 
 
 def _rates(optimizer: Any) -> list[Any]:
