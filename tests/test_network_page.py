@@ -449,6 +449,7 @@ def test_labels_of_one_example_are_not_taken_for_independent(tmp_path: Path) -> 
     assert against["high"] - against["low"] > 0.1  # of 100 examples, not of 1,000 labels
     text = read(study.report()).text
     assert "so intervals and tests are computed over the 100 test examples." in text
+    assert "The share of each class’s test labels that the model gets wrong" in text
 
 
 def test_a_sign_test_counts_examples_and_not_their_labels(tmp_path: Path) -> None:
