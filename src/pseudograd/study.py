@@ -477,7 +477,7 @@ def _devices(
 def _check_several(**arguments: Any) -> None:
     for name, values in arguments.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
-            raise ValueError(f"{name} must be several values, such as [{values}], not {values!r}")
+            raise ValueError(f"{name} must be several values, such as [{values!r}], not {values!r}")
 
 
 def _check_names(settings: Mapping[str, Any], optimizer: Callable[..., Any]) -> None:

@@ -151,7 +151,14 @@ def assess_networks(
     assessment["plain"] = quality(single["plain"], known, units) if "plain" in single else None
     assessment["unit"] = "example" if examples.labels.dim() == 1 else "label"
     learned = examples.labels[: examples.train_size].flatten()
-    common = int(learned[learned != training.ignore_index].bincount().argmax())
+    counts = learned[learned != training.ignore_index].bincount(minlength=len(classes))
+    common = int(counts.argmax())
+    # Without those that no example has, such as an output for padding.
+    assessment["by_class"] = [
+        one
+        for one, there in zip(assessment["by_class"], counts, strict=True)
+        if there or one["count"]
+    ]
     wrong_own, wrong_common = own.argmax(1) != known, known != common
     assessment["baselines"] = [
         {
