@@ -923,6 +923,17 @@ class Unlucky(nn.Module):
         return (out * self.factor) * self.factor
 
 
+def test_a_test_set_with_too_many_probabilities_is_not_predicted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pseudograd.search.networks._MOST_NUMBERS", 3 * len(TEST[1]) - 1)
+    monkeypatch.setattr("pseudograd.search.networks.predict", None)
+    one = study(epochs=1, retrainings=2)
+    assert one.run(device="cpu", slots=1)
+    assert one.assessment == {}
+    assert "the test set has too many probabilities to compare" in capsys.readouterr().err
+
+
 def test_diverged_final_networks_are_reported_and_not_kept() -> None:
     one = run(study(None, network=Unlucky, retrainings=5, k=(1, 2)))
     final = [*one.comparison.chosen, *one.comparison.plain]

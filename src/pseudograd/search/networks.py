@@ -104,6 +104,11 @@ class ModuleEnsemble(nn.Module):
         return found.logsumexp(0) - float(np.log(len(self.networks)))
 
 
+def can_assess(examples: Examples, classes: Sequence[Any]) -> bool:
+    """Return whether the probabilities of the test set fit into memory."""
+    return examples.labels[examples.train_size :].numel() * len(classes) <= _MOST_NUMBERS
+
+
 def assess_networks(
     training: Training,
     examples: Examples,
@@ -128,6 +133,8 @@ def assess_networks(
         device: Where to predict.
 
     """
+    if not can_assess(examples, classes):
+        return {}
     rows = torch.arange(examples.train_size, len(examples))
     labels = examples.labels[rows].flatten()
     several = len(labels) // len(rows)
@@ -139,7 +146,7 @@ def assess_networks(
     for trial in dict.fromkeys((*kept.values(), *itertools.chain(*groups.values()))):
         module = trained(training, weights, trial)
         found = predict(training, module.to(device), examples, rows, device)
-        if found.numel() > _MOST_NUMBERS or not bool(found.isfinite().all()):
+        if not bool(found.isfinite().all()):
             return {}
         found = found.movedim(1, -1).flatten(0, -2)[matters]
         single |= {name: found.double().numpy() for name, one in kept.items() if one == trial}
