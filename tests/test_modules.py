@@ -790,6 +790,28 @@ def test_attributes_added_by_a_new_pytorch_do_not_change_descriptions() -> None:
     assert describe_network(partial(NewerPReLU, 2)) != before
 
 
+class Clock:
+    """Notes when it was made, like a logger."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+
+    def passed(self) -> float:
+        return time.perf_counter() - self.began
+
+
+class Timed(nn.Linear):
+    """Holds a clock."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.clock = Clock()
+
+
+def test_objects_that_differ_in_every_network_are_no_part_of_a_description() -> None:
+    assert describe_network(Timed) == describe_network(Timed)
+
+
 CALLS: list[int] = []
 NORM = nn.BatchNorm1d(3, affine=False)
 

@@ -417,9 +417,9 @@ def open_new(
     else:
         with in_a_sentence(_named(path)), opened(path) as file:
             arrays = _arrays(file.file, file.suffix)
-            names, targets = _INPUTS, _TARGETS
-            if any(name in arrays.files for name in _TEST_INPUTS):
-                names, targets = _TEST_INPUTS, _TEST_TARGETS
+            tested = any(name in arrays.files for name in _TEST_INPUTS)
+            names = _TEST_INPUTS if tested else _INPUTS
+            targets = _TEST_TARGETS if tested else _TARGETS
             inputs, labels = _numbers(arrays, _first(arrays, names)), None
             if any(target in arrays.files for target in targets):
                 inputs, labels = _pair(arrays, names, targets)
