@@ -108,7 +108,7 @@ def _check_extremes(training: Training, module: nn.Module, examples: Examples) -
         for extreme in one.aminmax():
             row = (one == extreme).reshape(len(one), -1).any(1).nonzero()[0]
             try:
-                training.logits(module, examples.batch(row))
+                training.logits(module, prepared(examples.batch(torch.cat([row, row]))))
             except Exception as problem:
                 part = "train" if int(row) < examples.train_size else "test"
                 raise ValueError(
