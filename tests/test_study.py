@@ -336,6 +336,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"network": lambda: Wrapped(lambda z: z.mean(0, keepdim=True)), "batch_size": 1},
         "^network must return logits for each example, but returns 1 row for a batch of 4",
     ),
+    "a single example at the end of the test set": (
+        {"network": lambda: Wrapped(Tensor.squeeze), "test": (X[-46:], Y[-46:])},
+        r"^network must return logits of the shape \(1, 3\) for a batch of one .* not \(3,\)",
+    ),
     "a buffer made late": (
         {"network": Late},
         "^network must create all its parameters and buffers before forward, which changes center$",

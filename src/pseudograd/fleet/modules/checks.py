@@ -44,7 +44,7 @@ def check_training(training: Training, examples: Examples) -> int:
                 + ": batch normalization needs a batch_size of 2 or more" * alone
             ) from problem
         classes = _classes(logits, labels, training, examples)
-        _check_evaluation(training, module, whole, logits)
+        _check_evaluation(training, module, whole, logits, _has_single(training, examples))
         if changed := made.items() ^ _shapes(module).items():
             raise ValueError(
                 f"network must create all its parameters and buffers before forward, which changes "
@@ -137,12 +137,24 @@ def _check_parts(training: Training, examples: Examples) -> None:
         )
 
 
+def _has_single(training: Training, examples: Examples) -> bool:
+    """Return whether the last batch of an evaluation has one example."""
+    count, share, size = examples.train_size, training.validation, training.batch_size
+    judged = (count // FOLDS, -(-count // FOLDS)) if share is None else (round(share * count),)
+    return any(one % size == 1 % size for one in (examples.test_size, *judged))
+
+
 def _check_evaluation(
-    training: Training, module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor
+    training: Training,
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    logits: Tensor,
+    alone: bool,
 ) -> None:
     try:
         with torch.no_grad():
             found = training.logits(module.eval(), inputs)
+            single = training.logits(module, tuple(one[:1] for one in inputs)) if alone else None
     except Exception as problem:
         raise ValueError(f"network fails in evaluation mode ({_said(problem)})") from problem
     finally:
@@ -152,6 +164,11 @@ def _check_evaluation(
     if not isinstance(found, Tensor) or found.shape[1:] != logits.shape[1:]:
         raise ValueError(
             "network must return logits of the same shape in evaluation mode as in training"
+        )
+    if single is not None and single.shape != found[:1].shape:
+        raise ValueError(
+            f"network must return logits of the shape {tuple(found[:1].shape)} for a batch of one "
+            f"example, the last of an evaluation, not {tuple(single.shape)}: leave out squeeze()"
         )
     for some in (logits, found):
         # A few classes may be masked with -inf, but then log_softmax has no NaN.
