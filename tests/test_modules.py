@@ -25,7 +25,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from pseudograd import rules, tunable_cross_entropy
 from pseudograd.fleet import Outcome, Split, Trial, randomness
@@ -427,6 +427,26 @@ def test_a_dataset_that_differs_each_time_is_read_in_every_epoch() -> None:
     assert sorted(reads) == sorted([*range(60)] * 2)
 
 
+class Shifted(Given):
+    """Draws from a generator of its own, which no seed controls."""
+
+    def __init__(self, shift: float) -> None:
+        super().__init__(20, lambda at: (torch.zeros(4), at % 2))
+        self.shift, self.generator = shift, np.random.default_rng(0)
+
+    def __getitem__(self, at: int) -> Any:
+        x, y = super().__getitem__(at)
+        return x + self.shift * float(self.generator.random()), y
+
+
+def test_the_code_of_a_dataset_is_part_of_data_that_cannot_be_sampled() -> None:
+    hashes = []
+    for shift in (1.0, 1.0, 2.0):
+        data = Subset(Shifted(shift), range(10))
+        hashes.append(Examples.of(data, data).sha256)
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 def test_slow_reading_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -770,6 +790,28 @@ def test_attributes_added_by_a_new_pytorch_do_not_change_descriptions() -> None:
     assert describe_network(partial(NewerPReLU, 2)) != before
 
 
+class Clock:
+    """Notes when it was made, like a logger."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+
+    def passed(self) -> float:
+        return time.perf_counter() - self.began
+
+
+class Timed(nn.Linear):
+    """Holds a clock."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.clock = Clock()
+
+
+def test_objects_that_differ_in_every_network_are_no_part_of_a_description() -> None:
+    assert describe_network(Timed) == describe_network(Timed)
+
+
 CALLS: list[int] = []
 NORM = nn.BatchNorm1d(3, affine=False)
 
@@ -822,13 +864,29 @@ def test_comments_and_docstrings_are_no_part_of_a_recipe(tmp_path: Path) -> None
 
 OWN = """
 import argparse
+import enum
 import functools
+import numpy as np
 import torch
 from torch import nn
 
 SCALE = torch.full((2,), FACTOR)
 SCALES = [FACTOR]
+SCALAR = np.float32(FACTOR)
+SET = {"a", "b", FACTOR}
+ACTIVATIONS = {"used": torch.relu if FACTOR == 1 else torch.tanh}
 given = argparse.Namespace(scale=FACTOR, device=DEVICE)
+
+class Choice(enum.Enum):
+    A = 1
+    B = 100
+
+CHOICE = Choice(int(FACTOR))
+
+class Settings:
+    scale = 0
+
+Settings.scale = FACTOR
 
 def scaled(x, by=FACTOR):
     return FACTOR * x
@@ -854,6 +912,21 @@ class Helped(nn.Linear):
     def forward(self, x):
         return super().forward([scaled(one) for one in (x,)][0])
 
+class Held(nn.Linear):
+    def __init__(self, settings):
+        super().__init__(2, 2)
+        self.settings = settings
+
+    def forward(self, x):
+        return super().forward(x) * self.settings.scale
+
+class Holding:
+    def __init__(self, settings):
+        self.settings = settings
+
+    def __call__(self, x):
+        return x * self.settings.scale
+
 class Scaling:
     def __init__(self, by):
         self.by = by
@@ -868,6 +941,13 @@ def wrapped(x):
 helper = lambda x: scaled(x)
 tensor = lambda x: x * SCALE
 a_list = lambda x: x * SCALES[0]
+a_scalar = lambda x: x * SCALAR
+a_set = lambda x: x * len(SET)
+a_choice = lambda x: x if CHOICE is Choice.A else -x
+in_a_dict = lambda x: ACTIVATIONS["used"](x)
+in_a_class = lambda x: x * Settings.scale
+holding = Holding(given)
+held = lambda: Held(given)
 setting = lambda x: x * given.scale
 closure = closed(torch.tensor(FACTOR))
 default = lambda x, by=SCALE: x * by
@@ -901,7 +981,8 @@ def own(factor: float, folder: Path, has_source: bool) -> ModuleType:
     "name",
     [
         *("wrapped", "helper", "tensor", "a_list", "setting", "closure", "default", "instance"),
-        *("partly", "method", "derived", "calling"),
+        *("partly", "method", "derived", "calling", "a_scalar", "a_set", "a_choice", "in_a_dict"),
+        *("in_a_class", "holding", "held"),
     ],
 )
 def test_what_own_code_uses_is_part_of_a_recipe(
@@ -913,7 +994,7 @@ def test_what_own_code_uses_is_part_of_a_recipe(
         if has_source:
             monkeypatch.setitem(sys.modules, "own", module)
         function = getattr(module, name)
-        is_network = name in ("derived", "calling")
+        is_network = name in ("derived", "calling", "held")
         described.append(describe_network(function) if is_network else describe(function))
     # Such as the device, which no code names.
     assert described[0] == described[1] != described[2]

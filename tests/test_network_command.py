@@ -520,6 +520,9 @@ def test_names_of_arrays(names: tuple[str, str]) -> None:
     assert torch.from_numpy(train_x).shape == (6, 4)
     assert train_y.tolist() == [0, 1] * 3
     assert (test_x.shape, test_y.tolist(), classes) == ((2, 4), [0, 1], None)
+    new = open_new("a.npz", (4,))  # to predict: not what was trained on
+    assert new.labels is not None
+    assert (new.inputs.tolist(), new.labels.tolist()) == (test_x.tolist(), [0, 1])
     with pytest.raises(OptionError, match=r"'test_fraction' must be left out: a.npz has a test"):
         open_arrays("a.npz", test_fraction=0.2)
 

@@ -408,7 +408,7 @@ def test_without_final_networks_nothing_is_compared() -> None:
 def test_several_labels_of_an_example_are_counted_as_labels() -> None:
     x, y = X.flatten(1).unsqueeze(1).expand(-1, 3, -1)[..., :4], Y.unsqueeze(1).expand(-1, 4)
     study = studies.Study(
-        lambda: nn.Conv1d(3, 3, 1),
+        lambda: nn.Conv1d(3, 4, 1),  # one output more than there are labels, as for padding
         (x[:60], y[:60]),
         (x[60:100], y[60:100]),
         k=(0.5, 1),
@@ -420,6 +420,8 @@ def test_several_labels_of_an_example_are_counted_as_labels() -> None:
     assert run(study)
     assert study.assessment["unit"] == "label"
     assert "of 160 test labels wrong" in study.summary()
+    assert [one["label"] for one in study.assessment["by_class"]] == [0, 1, 2]
+    assert "has no examples of" not in study.summary()
 
 
 def test_labels_of_one_example_are_not_taken_for_independent(tmp_path: Path) -> None:
@@ -449,6 +451,7 @@ def test_labels_of_one_example_are_not_taken_for_independent(tmp_path: Path) -> 
     assert against["high"] - against["low"] > 0.1  # of 100 examples, not of 1,000 labels
     text = read(study.report()).text
     assert "so intervals and tests are computed over the 100 test examples." in text
+    assert "The share of each class’s test labels that the model gets wrong" in text
 
 
 def test_a_sign_test_counts_examples_and_not_their_labels(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import pseudograd
 from pseudograd.cli import main
@@ -280,16 +281,25 @@ class Late(nn.Module):
         return self.inner(x)
 
 
-class Counting(Late):
-    """Keeps a number beside its tensors."""
+class Counting(nn.Linear):
+    """Saves something that is no tensor."""
 
-    def get_extra_state(self) -> int:
-        return 1
+    def __init__(self) -> None:
+        super().__init__(6, 3)
 
-    def set_extra_state(self, state: int) -> None:
+    def get_extra_state(self) -> Any:
+        return {"calls": 0}
+
+    def set_extra_state(self, state: Any) -> None:
         pass
 
 
+def tokens(count: int = 10, **settings: Any) -> nn.Module:
+    return nn.Sequential(nn.Embedding(count, 3, **settings), nn.Flatten(), nn.Linear(12, 3))
+
+
+TOKENS = torch.arange(720).reshape(180, 4) % 9
+TOKENS[100, 2] = 10
 SHARED = network()
 NAN = (torch.cat((TRAIN[0][:5], torch.full((175, 6), torch.nan))), TRAIN[1])
 UNEQUAL = [(torch.zeros(6), 0), (torch.zeros(5), 1), (torch.zeros(6), 2)]
@@ -326,13 +336,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"network": lambda: Wrapped(lambda z: z.mean(0, keepdim=True)), "batch_size": 1},
         "^network must return logits for each example, but returns 1 row for a batch of 4",
     ),
+    "a single example at the end of the test set": (
+        {"network": lambda: Wrapped(Tensor.squeeze), "test": (X[-46:], Y[-46:])},
+        r"^network must return logits of the shape \(1, 3\) for a batch of one .* not \(3,\)",
+    ),
     "a buffer made late": (
         {"network": Late},
         "^network must create all .* before forward, but forward changes center$",
-    ),
-    "state that is not a tensor": (
-        {"network": Counting},
-        "^network must keep its state in parameters and buffers, not in get_extra_state$",
     ),
     "no gradient": (
         {"network": lambda: Wrapped(Tensor.detach)},
@@ -408,12 +418,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"train": [1, 2, 3]},
         r"train must have examples \(x, y\), but example 0 is a int",
     ),
-    "LBFGS": ({"optimizer": torch.optim.LBFGS}, r"optimizer\.step\(\) must need no arguments"),
+    "LBFGS": ({"optimizer": torch.optim.LBFGS}, r"optimizer\.step\(\) must work without arguments"),
     "one rate for all": (
         {"optimizer": lambda parameters, lr: torch.optim.SGD(parameters, lr=0.1)},
         "^optimizer must use the learning rate it is given, but that of <lambda> does not depend",
     ),
-    "unknown setting": ({"wait_decay": 1}, "optimizer must accept the keyword .*wait_decay"),
+    "unknown setting": (
+        {"wait_decay": 1},
+        "optimizer must accept the network's parameters and the keyword arguments .*wait_decay",
+    ),
     "capturable": (
         {"capturable": True},
         "^capturable must be left out: the study sets it where it is needed$",
@@ -508,6 +521,32 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a column of labels": (
         {"train": (TRAIN[0], TRAIN[1][:, None]), "test": (TEST[0], TEST[1][:, None])},
         r"use labels.squeeze\(1\)",
+    ),
+    "an input out of range": (
+        {"network": tokens, "train": (TOKENS, Y[:180]), "test": (TOKENS[:60] % 9, Y[180:])},
+        r"^network fails for an input of train that has the value 10 \(index out of range",
+    ),
+    "no clipping": (
+        {
+            "network": lambda: tokens(11, sparse=True),
+            "train": (TOKENS, Y[:180]),
+            "test": (TOKENS[:60], Y[180:]),
+            "optimizer": torch.optim.SGD,
+            "clip": 1.0,
+        },
+        r"^clip fails for this network's gradients \(Could not run 'aten::linalg_vector_norm'",
+    ),
+    "extra state": (
+        {"network": Counting},
+        r"^network must keep its state in parameters and buffers, not in get_extra_state\(\)$",
+    ),
+    "a DataLoader": (
+        {"train": DataLoader(TensorDataset(*TRAIN))},
+        "^train must be a pair .* not DataLoader: pass its dataset$",
+    ),
+    "an array of texts": (
+        {"train": (TRAIN[0], np.array(["cat", "dog", "cow"])[TRAIN[1]])},
+        "^train labels must be numbers in tensors or arrays, not ndarray of str96: convert them",
     ),
     "texts": (
         {"train": [(torch.zeros(6), name) for name in ("cat", "dog", "cow")]},
@@ -889,6 +928,17 @@ class Unlucky(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.last(self.first(x).relu())
         return (out * self.factor) * self.factor
+
+
+def test_a_test_set_with_too_many_probabilities_is_not_predicted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pseudograd.search.networks._MOST_NUMBERS", 3 * len(TEST[1]) - 1)
+    monkeypatch.setattr("pseudograd.search.networks.predict", None)
+    one = study(epochs=1, retrainings=2)
+    assert one.run(device="cpu", slots=1)
+    assert one.assessment == {}
+    assert "the test set has too many probabilities to compare" in capsys.readouterr().err
 
 
 def test_diverged_final_networks_are_reported_and_not_kept() -> None:

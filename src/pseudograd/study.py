@@ -35,6 +35,7 @@ from pseudograd.search.networks import (
     ModuleEnsemble,
     Weights,
     assess_networks,
+    can_assess,
     final_groups,
     trained,
 )
@@ -184,6 +185,10 @@ class Study(search.Study):
         super().__init__(folder, protocol, _facts(self.examples, self.classes))
         self.weights = Weights(None if self.folder is None else self.folder / "networks")
         self.notes: list[str] = list(self.examples.notes)
+        if not can_assess(self.examples, self.classes):
+            self.notes.append(
+                "the test set has too many probabilities to compare ensembles: use fewer examples"
+            )
         self._assessment: dict[str, Any] = {}
 
     @classmethod
@@ -319,7 +324,7 @@ class Study(search.Study):
 
                 display = stack.enter_context(Display(self.protocol, self.ledger))
                 display.tell(self._begun())
-                for note in self.examples.notes:
+                for note in self.notes:
                     display.tell(note)
                 if fleet is not None:
                     fleet.tell = display.tell
@@ -338,7 +343,7 @@ class Study(search.Study):
                     "run() again to resume"
                 ) from None
             if fleet is not None:
-                self.notes = fleet.notes
+                self.notes = list(dict.fromkeys((*self.notes, *fleet.notes)))
             if finished:
                 self._finish(runner, torch.device(used[0] if used[0] != "ray" else "cpu"))
         return finished
@@ -477,7 +482,7 @@ def _devices(
 def _check_several(**arguments: Any) -> None:
     for name, values in arguments.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
-            raise ValueError(f"{name} must be several values, such as [{values}], not {values!r}")
+            raise ValueError(f"{name} must be several values, such as [{values!r}], not {values!r}")
 
 
 def _check_names(settings: Mapping[str, Any], optimizer: Callable[..., Any]) -> None:

@@ -403,8 +403,9 @@ def open_new(
     """Open examples to predict.
 
     Args:
-        source: An .npz file with the array ``X``, and optionally the labels ``y``; or an image, or
-            a folder of images, whose labels are known if each is in a folder named after its class.
+        source: An .npz file with the array ``X``, and optionally the labels ``y``, or with a test
+            set, which is then opened; or an image, or a folder of images, whose labels are known if
+            each is in a folder named after its class.
         shape: The shape of a training example.
         classes: The names of the classes.
         image_size: The same as for `open_arrays`.
@@ -416,10 +417,12 @@ def open_new(
     else:
         with in_a_sentence(_named(path)), opened(path) as file:
             arrays = _arrays(file.file, file.suffix)
-            name = _first(arrays, _INPUTS)
-            inputs, labels = _numbers(arrays, name), None
-            if any(target in arrays.files for target in _TARGETS):
-                inputs, labels = _pair(arrays, _INPUTS, _TARGETS)
+            tested = any(name in arrays.files for name in _TEST_INPUTS)
+            names = _TEST_INPUTS if tested else _INPUTS
+            targets = _TEST_TARGETS if tested else _TARGETS
+            inputs, labels = _numbers(arrays, _first(arrays, names)), None
+            if any(target in arrays.files for target in targets):
+                inputs, labels = _pair(arrays, names, targets)
         found = NewExamples(inputs, None, labels)
     if found.inputs.shape[1:] != tuple(shape) or not len(found.inputs):
         raise ValueError(

@@ -104,6 +104,11 @@ class ModuleEnsemble(nn.Module):
         return found.logsumexp(0) - float(np.log(len(self.networks)))
 
 
+def can_assess(examples: Examples, classes: Sequence[Any]) -> bool:
+    """Return whether the probabilities of the test set fit into memory."""
+    return examples.labels[examples.train_size :].numel() * len(classes) <= _MOST_NUMBERS
+
+
 def assess_networks(
     training: Training,
     examples: Examples,
@@ -128,6 +133,8 @@ def assess_networks(
         device: Where to predict.
 
     """
+    if not can_assess(examples, classes):
+        return {}
     rows = torch.arange(examples.train_size, len(examples))
     labels = examples.labels[rows].flatten()
     several = len(labels) // len(rows)
@@ -139,7 +146,7 @@ def assess_networks(
     for trial in dict.fromkeys((*kept.values(), *itertools.chain(*groups.values()))):
         module = trained(training, weights, trial)
         found = predict(training, module.to(device), examples, rows, device)
-        if found.numel() > _MOST_NUMBERS or not bool(found.isfinite().all()):
+        if not bool(found.isfinite().all()):
             return {}
         found = found.movedim(1, -1).flatten(0, -2)[matters]
         single |= {name: found.double().numpy() for name, one in kept.items() if one == trial}
@@ -151,7 +158,14 @@ def assess_networks(
     assessment["plain"] = quality(single["plain"], known, units) if "plain" in single else None
     assessment["unit"] = "example" if examples.labels.dim() == 1 else "label"
     learned = examples.labels[: examples.train_size].flatten()
-    common = int(learned[learned != training.ignore_index].bincount().argmax())
+    counts = learned[learned != training.ignore_index].bincount(minlength=len(classes))
+    common = int(counts.argmax())
+    # Without those that no example has, such as an output for padding.
+    assessment["by_class"] = [
+        one
+        for one, there in zip(assessment["by_class"], counts, strict=True)
+        if there or one["count"]
+    ]
     wrong_own, wrong_common = own.argmax(1) != known, known != common
     assessment["baselines"] = [
         {

@@ -44,7 +44,7 @@ def check_training(training: Training, examples: Examples) -> int:
                 + ": batch normalization needs a batch_size of 2 or more" * alone
             ) from problem
         classes = _classes(logits, labels, training, examples)
-        _check_evaluation(training, module, whole, logits)
+        _check_evaluation(training, module, whole, logits, _has_single(training, examples))
         if changed := made.items() ^ _shapes(module).items():
             raise ValueError(
                 "network must create all its parameters and buffers before forward, but forward "
@@ -55,7 +55,10 @@ def check_training(training: Training, examples: Examples) -> int:
             loss.backward()
         except Exception as problem:
             raise ValueError(f"network fails in the backward pass ({_said(problem)})") from problem
+        if training.clip is not None:
+            _check_clipping(training.clip, module)
         _check_optimizer(training, module)
+        _check_extremes(training, module.eval(), examples)
     return classes
 
 
@@ -73,8 +76,8 @@ def _check_optimizer(training: Training, module: nn.Module) -> None:
         )
     except Exception as problem:
         raise ValueError(
-            f"optimizer must accept the keyword arguments {dict(settings)}, but {name} fails "
-            f"({_said(problem)})"
+            f"optimizer must accept the network's parameters and the keyword arguments "
+            f"{dict(settings)}, but {name} fails ({_said(problem)})"
         ) from problem
     if _rates(optimizer) == _rates(other):
         raise ValueError(
@@ -85,8 +88,33 @@ def _check_optimizer(training: Training, module: nn.Module) -> None:
         optimizer.step()
     except Exception as problem:
         raise ValueError(
-            f"optimizer.step() must need no arguments, but {name} fails ({_said(problem)})"
+            f"optimizer.step() must work without arguments, but {name} fails ({_said(problem)})"
         ) from problem
+
+
+def _check_clipping(limit: float, module: nn.Module) -> None:
+    try:
+        nn.utils.clip_grad_norm_(module.parameters(), limit)
+    except Exception as problem:  # such as that of sparse gradients
+        raise ValueError(f"clip fails for this network's gradients ({_said(problem)})") from problem
+
+
+@torch.no_grad()
+def _check_extremes(training: Training, module: nn.Module, examples: Examples) -> None:
+    """Try the highest and the lowest value of integer inputs, such as the indices of tokens."""
+    for one in examples.inputs:
+        if one.is_floating_point() or one.dtype in (torch.uint8, torch.bool) or not one.numel():
+            continue
+        for extreme in one.aminmax():
+            row = (one == extreme).reshape(len(one), -1).any(1).nonzero()[0]
+            try:
+                training.logits(module, prepared(examples.batch(torch.cat([row, row]))))
+            except Exception as problem:
+                part = "train" if int(row) < examples.train_size else "test"
+                raise ValueError(
+                    f"network fails for an input of {part} that has the value {int(extreme)} "
+                    f"({_said(problem)})"
+                ) from problem
 
 
 def _rates(optimizer: Any) -> list[Any]:
@@ -109,12 +137,24 @@ def _check_parts(training: Training, examples: Examples) -> None:
         )
 
 
+def _has_single(training: Training, examples: Examples) -> bool:
+    """Return whether the last batch of an evaluation has one example."""
+    count, share, size = examples.train_size, training.validation, training.batch_size
+    judged = (count // FOLDS, -(-count // FOLDS)) if share is None else (round(share * count),)
+    return any(one % size == 1 % size for one in (examples.test_size, *judged))
+
+
 def _check_evaluation(
-    training: Training, module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor
+    training: Training,
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    logits: Tensor,
+    alone: bool,
 ) -> None:
     try:
         with torch.no_grad():
             found = training.logits(module.eval(), inputs)
+            single = training.logits(module, tuple(one[:1] for one in inputs)) if alone else None
     except Exception as problem:
         raise ValueError(f"network fails in evaluation mode ({_said(problem)})") from problem
     finally:
@@ -124,6 +164,11 @@ def _check_evaluation(
     if not isinstance(found, Tensor) or found.shape[1:] != logits.shape[1:]:
         raise ValueError(
             "network must return logits of the same shape in evaluation mode as in training"
+        )
+    if single is not None and single.shape != found[:1].shape:
+        raise ValueError(
+            f"network must return logits of the shape {tuple(found[:1].shape)} for a batch of one "
+            f"example, the last of an evaluation, not {tuple(single.shape)}: leave out squeeze()"
         )
     for some in (logits, found):
         # A few classes may be masked with -inf, but then log_softmax has no NaN.

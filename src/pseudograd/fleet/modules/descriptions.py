@@ -19,7 +19,7 @@ from pseudograd.fleet.modules.sources import (
     as_bytes,
     is_of_torch,
     is_plain,
-    is_plain_collection,
+    is_setting,
     plain_values,
     source,
     tensor_text,
@@ -68,7 +68,7 @@ def describe_network(network: Callable[[], nn.Module]) -> str:
         'Linear, 15 parameters, ...'
 
     """
-    module = _checked_network(network)
+    module, again = _checked_networks(network)
     sizes = [
         (name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()
     ]
@@ -78,15 +78,18 @@ def describe_network(network: Callable[[], nn.Module]) -> str:
     described = f"{_layers(module)} {sizes} {sources}"
     # Each of these is added only where there is one, so that other networks keep their hash.
     frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
-    uses = used([*kinds, network], plain_values(_around(_inner(network))))
+    known = plain_values(_around(_inner(network)))
+    uses = used([*kinds, network], known, module.modules())
+    if uses != used([*kinds, network], known, again.modules()):  # one holds a clock, or the like
+        uses = used([*kinds, network], known)
     for more in (_factory(network), frozen, _given_weights(module, network), uses):
         described += f" {more}" if more else ""
     digest = _digest(described)
     return f"{type(module).__name__}, {parameters:,} parameters, {digest}"
 
 
-def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
-    """Return a network, after checking that the function returns a new one at every call."""
+def _checked_networks(network: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """Return two networks, after checking that the function returns a new one at every call."""
     try:
         with seeded(0):
             first = network()
@@ -103,13 +106,13 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
         raise ValueError(
             "network must have layers of known size: replace lazy ones, such as LazyLinear"
         )
-    if not all(isinstance(value, Tensor) for value in first.state_dict().values()):
-        raise ValueError(
-            "network must keep its state in parameters and buffers, not in get_extra_state"
-        )
     if any(parameter.device.type != "cpu" for parameter in first.parameters()):
         raise ValueError(
             "network must return a module on the CPU: the study moves it to the device"
+        )
+    if any(not isinstance(value, Tensor) for value in first.state_dict().values()):
+        raise ValueError(
+            "network must keep its state in parameters and buffers, not in get_extra_state()"
         )
     one, other = _tensors(first), _tensors(second)
     shared = {id(tensor) for tensor in one.values()}
@@ -131,7 +134,7 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
         )
     if not any(parameter.requires_grad for parameter in first.parameters()):
         raise ValueError("network must have parameters to train")
-    return first
+    return first, second
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -214,7 +217,7 @@ def _settings(module: nn.Module) -> list[tuple[str, str]]:
         hidden = is_of_torch(kind) or (derived and not is_plain(value))
         if name in OF_MODULES or (hidden and name.startswith("_")):
             continue
-        if not (is_plain(value) or is_plain_collection(value) or _is_described(value)):
+        if not is_setting(value):
             continue
         if name not in defaults or _text(defaults[name]) != _text(value):
             found.append((name, _text(value)))

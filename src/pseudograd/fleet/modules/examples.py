@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pseudograd.fleet.modules.seeds import seeded
+from pseudograd.fleet.modules.sources import is_own, used
+from pseudograd.fleet.modules.sources import source as code_of
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
@@ -145,7 +147,7 @@ class Examples:
         if self.source is not None:
             digest.update(f"{self.source!r}".encode() + _sampled(self.source))
         for tensor in (*self.inputs, self.labels):
-            digest.update(tensor.contiguous().numpy().tobytes())
+            digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()
 
     def parts(self, recipe: ModuleRecipe, split: Split) -> Parts:
@@ -203,7 +205,7 @@ class _Part:
         else:
             raise ValueError(
                 f"{which} must be a pair (inputs, labels) or a map-style Dataset of such pairs, "
-                f"not {type(given).__name__}"
+                f"not {type(given).__name__}" + ": pass its dataset" * isinstance(given, DataLoader)
             )
         made._check(which)
         return made
@@ -284,10 +286,9 @@ class _Part:
                     f"{which} must have one label for each example, but has {len(one)} examples "
                     f"and {len(self.labels)} labels"
                 )
-            if one.is_floating_point():
+            if _has_infinite(one):
                 finite = one.isfinite().flatten(1).all(1) if one.dim() > 1 else one.isfinite()
-                if not bool(finite.all()):
-                    raise _not_finite(which, int((~finite).nonzero()[0]))
+                raise _not_finite(which, int((~finite).nonzero()[0]))
         self.inputs = tuple(one.float() if _is_other_float(one) else one for one in self.inputs)
         if "uint8" in self.types:
             self.notes += ("bytes are divided by 255, as ToTensor does",)
@@ -310,6 +311,13 @@ def _not_finite(which: str, at: int) -> ValueError:
         f"{which} must have finite inputs, but example {at} has NaN or infinity: replace these or "
         "drop the example"
     )
+
+
+def _has_infinite(tensor: Tensor) -> bool:
+    """Return whether a tensor has NaN or infinity, without the memory that `isfinite` needs."""
+    if not (tensor.is_floating_point() and tensor.numel()):
+        return False
+    return not bool(torch.stack(tensor.aminmax()).isfinite().all())  # NaN is both extremes
 
 
 def _is_other_float(tensor: Tensor) -> bool:
@@ -348,8 +356,8 @@ def random_states() -> tuple[Any, ...]:
     return drawn, random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
 
-def _sampled(source: Sequence[tuple[Tensor, ...]]) -> bytes:
-    """Return some examples of a source as bytes, or b"" if they differ under the same seed."""
+def _sampled(source: Any) -> bytes:
+    """Return some examples of a source as bytes, or its code if they differ under the same seed."""
 
     def read() -> bytes:
         with seeded(0):
@@ -364,7 +372,17 @@ def _sampled(source: Sequence[tuple[Tensor, ...]]) -> bytes:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
-    return first if first == second else b""
+    return first if first == second else _code(source).encode()
+
+
+def _code(source: Any) -> str:
+    """Return the code of the Datasets that a source reads, and what it uses."""
+    found = ""
+    for part in (source.first.source, source.second.source):
+        while part is not None:
+            found += (code_of(type(part)) if is_own(type(part)) else "") + used([part], [])
+            part = getattr(part, "dataset", None)  # of a Subset
+    return found
 
 
 def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -399,7 +417,9 @@ def _tensor(given: Any, what: str) -> Tensor:
             array = array.astype(array.dtype.newbyteorder("="), order="C")
         return torch.from_numpy(array) if array.flags.writeable else read_only([array])[0]
     except (TypeError, ValueError, RuntimeError) as problem:
-        kind = f"{type(given).__name__}" if not isinstance(given, str) else repr(given)
+        kind = repr(given) if isinstance(given, str) else type(given).__name__
+        if isinstance(given, np.ndarray):
+            kind += f" of {given.dtype.name}"  # such as str32
         raise ValueError(
             f"{what} must be numbers in tensors or arrays, not {kind}: convert them, labels to "
             "class indices from 0"

@@ -6,13 +6,14 @@ import argparse
 import ast
 import contextlib
 import dis
+import enum
 import functools
 import hashlib
 import inspect
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -101,22 +102,26 @@ def _bytecode(code: CodeType) -> str:
 # --- what code uses ------------------------------------------------------------------------------
 
 
-def used(things: list[Any], known: list[tuple[str, str]]) -> str:
+def used(things: list[Any], known: list[tuple[str, str]], modules: Iterable[nn.Module] = ()) -> str:
     """Return a description of what the code of functions and classes uses; "" if nothing.
 
     That is the code of functions and classes that are not part of installed packages, base classes,
     numbers, strings, lists, tensors and attributes of objects, in globals, closures and defaults,
-    and whatever these use in turn. Dicts count only if they are plain: others are often caches.
+    and whatever these use in turn. Dicts count only if they are plain or hold functions: others are
+    often caches.
 
     Args:
-        things: Functions, classes, partial functions or callable objects. Their own code is not
-            part of the result, unlike that of a class's bases.
+        things: Functions, classes, partial functions or objects. Their own code is not part of the
+            result, unlike that of a class's bases.
         known: Names and reprs that are described already.
+        modules: Modules whose attributes are used by their code, such as a configuration.
 
     """
     uses = _Uses(things, {*known})
     for thing in things:
         uses.start(thing)
+    for module in modules:
+        uses.start_module(module)
     return f"{sorted(uses.found)}" if uses.found else ""
 
 
@@ -146,14 +151,30 @@ class _Uses:
             self._follow_class(type(thing))
             self._note("", thing, ())
 
+    def start_module(self, module: nn.Module) -> None:
+        """Follow objects that a module holds, after the code of its class."""
+        if not is_own(type(module)):
+            return
+        functions = [one for one in self.seen.values() if isinstance(one, FunctionType)]
+        names = tuple(name for one in functions for name in _names(one.__code__))
+        for name, value in sorted(vars(module).items()):
+            if not (name in OF_MODULES or isinstance(value, nn.Module) or is_setting(value)):
+                self._note(f"{type(module).__qualname__}.{name}", value, names)
+
     def _follow_class(self, kind: type) -> None:
         for base in kind.__mro__:
             if not is_own(base) or id(base) in self.seen:
                 continue
             self.seen[id(base)] = base
+            code = source(base)
             if id(base) not in self.given:
-                self.found.add(source(base))
-            for value in vars(base).values():
+                self.found.add(code)
+            counts = issubclass(base, nn.Module)  # it may count its calls in an attribute
+            for name, value in vars(base).items():
+                if not (counts or name.startswith("__") or f"= {value!r}" in code) and (
+                    is_plain(value) or is_plain_collection(value)
+                ):  # changed after the class was made
+                    self._note(f"{base.__qualname__}.{name}", value, ())
                 for function in _functions(value):
                     self._follow(function, described=True)  # with the class
 
@@ -189,9 +210,12 @@ class _Uses:
                 self._follow(function)
             called = getattr(value, "__name__", name)
             return "" if called == name.rpartition(".")[2] else called
-        if isinstance(value, list | tuple):
+        if isinstance(value, set | frozenset) and all(map(is_plain, value)):
+            return repr(sorted(map(repr, value)))
+        if isinstance(value, list | tuple) or _is_registry(value):
             self.seen[id(value)] = value
-            texts = [self._text("", one, names) for one in value]
+            named = value.items() if isinstance(value, dict) else (("", one) for one in value)
+            texts = [self._text(f"{key}", one, names) for key, one in named]
             return repr(texts) if any(texts) else ""
         if isinstance(value, functools.partial):
             parts = (value.func, *value.args, *value.keywords.items())
@@ -212,7 +236,7 @@ class _Uses:
             names += tuple(
                 used
                 for one in methods
-                if not one.__name__.startswith("__")
+                if not one.__name__.startswith("__") or one.__name__ in _CALLED
                 for used in _names(one.__code__)
             )
         elif not (callable(value) or isinstance(value, SimpleNamespace | argparse.Namespace)):
@@ -236,6 +260,15 @@ class _Uses:
             if (id(of), one) not in self.seen:
                 self.seen[id(of), one] = of
                 self._note(f"{name}.{one}", inner, names)
+
+
+_CALLED = ("__call__", "__getitem__")  # others, such as __init__, name all attributes
+
+
+def _is_registry(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        inspect.isroutine(one) or inspect.isclass(one) or is_plain(one) for one in value.values()
+    )
 
 
 def _references(function: FunctionType) -> dict[str, Any]:
@@ -314,11 +347,16 @@ def plain_values(values: Mapping[Any, Any]) -> list[tuple[str, str]]:
     return sorted((str(name), repr(value)) for name, value in values.items() if is_plain(value))
 
 
+_PLAIN = (bool, int, float, complex, str, bytes, range, enum.Enum, np.generic, type(None))
+
+
 def is_plain(value: object) -> bool:
     """Return whether a value's repr is the same in every process, unlike a function's."""
     if isinstance(value, tuple):
         return all(map(is_plain, value))
-    return isinstance(value, bool | int | float | str | None)
+    if isinstance(value, slice):
+        return is_plain((value.start, value.stop, value.step))
+    return isinstance(value, _PLAIN)
 
 
 def is_plain_collection(value: object) -> bool:
@@ -328,6 +366,13 @@ def is_plain_collection(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(is_plain(one) or is_plain_collection(one) for one in value)
     return False
+
+
+def is_setting(value: object) -> bool:
+    """Return whether a module's attribute with this value is described with its layer."""
+    if is_plain(value) or is_plain_collection(value) or inspect.isroutine(value):
+        return True
+    return isinstance(value, functools.partial | Tensor | np.ndarray)
 
 
 def is_of_torch(kind: Any) -> bool:
