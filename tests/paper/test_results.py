@@ -910,7 +910,7 @@ def test_report_of_runs_in_small(
         (["report"], "paper/results holds no ledgers: run `python -m paper run all` first"),
         (
             ["report", "--rows", "svhn*"],
-            "a report of paper/results is of all rows: leave out --rows and --as-printed, or "
+            "a report of paper/results covers all rows: leave out --rows and --as-printed, or "
             "name the folder of another run by --out",
         ),
     ],
