@@ -245,7 +245,7 @@ def test_a_report_of_some_rows_tells_of_them_alone(
     text: str, changed_text: Callable[..., str]
 ) -> None:
     whole = len(SOME) * SECONDS + (len(SOME) - 1) * 2
-    assert f"{whole / 60:.1f} minutes including reading the data, in 1 call." in text
+    assert f"{whole / 60:.1f} minutes including reading the data, in 1 session." in text
 
     def by_others(described: dict[str, Any]) -> None:
         (session,) = described["sessions"]
