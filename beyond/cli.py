@@ -129,7 +129,9 @@ def _add(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
             metavar="PATTERN",
             help='names of studies as status prints them, such as "5/cifar10-worst/*"',
         )
-    parser.add_argument("--smoke", action="store_true", help="run a small version, as a test")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a small version of everything, as a test"
+    )
     parser.add_argument(
         "--out",
         type=Path,

@@ -100,7 +100,9 @@ def _sequences(numbers: NDArray[np.int64]) -> Part:
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise FileNotFoundError(f"{path} is not there: name the folder of the data with --data-dir")
+        raise FileNotFoundError(
+            f"{path} does not exist: name the folder of the data with --data-dir"
+        )
     return path
 
 

@@ -151,7 +151,9 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave out the variants (MNIST in [0, 1], tanh) of the paper's rows",
     )
-    parser.add_argument("--smoke", action="store_true", help="run a small version, as a test")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a small version of everything, as a test"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -245,8 +247,8 @@ def _report(
 
     if is_committed(folder) and selected_by:
         raise ValueError(
-            f"a report of {folder} is of all rows: leave out --rows and --as-printed, or name the "
-            "folder of another run by --out"
+            f"a report of {folder} covers all rows: leave out --rows and --as-printed, or name "
+            "the folder of another run by --out"
         )
     if folder.is_dir() and not _any_begun(experiments, folder):
         raise ValueError(

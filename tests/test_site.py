@@ -63,3 +63,15 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         if 'rel="canonical"' not in found
     }
     assert loaded == set()
+
+
+def test_no_list_hides_in_a_paragraph(site: Path) -> None:
+    """A list needs a blank line before it, and a wrapped line must not begin like an item."""
+    paragraphs = re.compile(r"<(?:p|li)>(?:(?!</?(?:p|li|pre|ul|ol|table)\b).)*", re.DOTALL)
+    hidden = {
+        (str(path.relative_to(site)), paragraph[:80])
+        for path in site.rglob("*.html")
+        for paragraph in paragraphs.findall(path.read_text("utf-8"))
+        if re.search(r"\n\s*(?:[-*+]|\d+[.)]) ", re.sub("<[^>]+>", "", paragraph))
+    }
+    assert hidden == set()

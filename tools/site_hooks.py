@@ -73,8 +73,9 @@ def on_page_content(html: str, **_: Any) -> str:
     def widened(cell: re.Match[str]) -> str:
         attributes, content = cell.groups()
         length = len(TAG.sub("", content))
-        is_code = re.fullmatch("<code>[^<]*</code>", content)
-        kind = "short" if length < 28 or is_code else "medium" if length < 80 else "long"
+        is_code = re.fullmatch("(<strong>)?<code>[^<]*</code>(</strong>)?", content)
+        sizes = (("short", 16), ("brief", 28), ("medium", 80))
+        kind = "short" if is_code else next((name for name, most in sizes if length < most), "long")
         return f'<td{attributes} class="{kind}">{content}</td>'
 
     parts = CODE.split(CELL.sub(widened, html))

@@ -11,7 +11,8 @@ from pathlib import Path
 def command(*arguments: str) -> str:
     """Run the installed command ``pseudograd`` and return its output."""
     program = Path(sys.executable).with_name("pseudograd")
-    return subprocess.run([program, *arguments], check=True, text=True, capture_output=True).stdout
+    line = [program, *arguments]
+    return subprocess.run(line, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
 def in_your_program() -> None:
@@ -66,7 +67,7 @@ def on_your_data(format: str) -> None:
 
 def on_a_cluster() -> None:
     """Tune on a local Ray cluster."""
-    command("tune", "iris.csv", "--target", "target", "--out", "ray", "--max-epochs", "2", "--ray")
+    command("tune", "iris.csv", "--target", "target", "--max-epochs", "2", "--ray", "local")
     print("tune on a cluster")
 
 

@@ -245,7 +245,7 @@ def test_a_report_of_some_rows_tells_of_them_alone(
     text: str, changed_text: Callable[..., str]
 ) -> None:
     whole = len(SOME) * SECONDS + (len(SOME) - 1) * 2
-    assert f"{whole / 60:.1f} minutes including reading the data, in 1 call." in text
+    assert f"{whole / 60:.1f} minutes including reading the data, in 1 session." in text
 
     def by_others(described: dict[str, Any]) -> None:
         (session,) = described["sessions"]
@@ -910,7 +910,7 @@ def test_report_of_runs_in_small(
         (["report"], "paper/results holds no ledgers: run `python -m paper run all` first"),
         (
             ["report", "--rows", "svhn*"],
-            "a report of paper/results is of all rows: leave out --rows and --as-printed, or "
+            "a report of paper/results covers all rows: leave out --rows and --as-printed, or "
             "name the folder of another run by --out",
         ),
     ],

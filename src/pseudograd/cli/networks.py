@@ -197,7 +197,9 @@ def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
     settings = {"weight_decay": options.weight_decay, "momentum": options.momentum}
     for name, value in settings.items():
         if value is not None and name not in inspect.signature(kind).parameters:
-            raise ValueError(f"{typed(name)} cannot be set for --optimizer {kind.__name__}")
+            raise ValueError(
+                f"{typed(name)} cannot be set for --optimizer {kind.__name__}: leave it out"
+            )
     return {"optimizer": kind, **settings}
 
 

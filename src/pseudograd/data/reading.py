@@ -136,7 +136,7 @@ def _check_choices(place: str, names: list[str], choices: Choices, pictures: boo
     }
     for option, given in options.items():
         if given and pictures:
-            raise OptionError(option, f"cannot be set for {place}, which has images")
+            raise OptionError(option, f"cannot be set for {place}, which has images: leave it out")
         _check_names(option, given, names, place)
 
 

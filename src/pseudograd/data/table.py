@@ -66,7 +66,7 @@ def open_data(name: Source, **options: Any) -> tuple[Dataset, Encoder]:
     known = _KNOWN.get(str(name)) if is_path else None
     loader = known[0] if known else load_table
     if unknown := sorted(set(options) - set(inspect.signature(loader).parameters)):
-        raise OptionError(unknown[0], f"cannot be set for data {str(name)!r}")
+        raise OptionError(unknown[0], f"cannot be set for data {str(name)!r}: leave it out")
     if known:
         data = known[0](**options)
         return data, Encoder("y", tuple(range(data.classes)), (), known[1], data.value_range)
