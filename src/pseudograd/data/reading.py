@@ -88,13 +88,13 @@ def name_of(source: Source) -> str:
 def _read(source: Source, target: str | None, new: bool) -> Table:
     if not isinstance(source, (str, Path)):
         return Table(_as_pandas(source))
-    with opened(Path(source)) as found:
-        if found.suffix not in READERS:
+    with opened(Path(source)) as (file, suffix):
+        if suffix not in READERS:
             raise Refusal(
                 f"must end in one of {', '.join(READERS)}, or be such a file compressed as "
                 f"{', '.join(COMPRESSIONS)}"
             )
-        return READERS[found.suffix](found.file, target or "", new)
+        return READERS[suffix](file, target or "", new)
 
 
 def _as_pandas(frame: Any) -> DataFrame:
