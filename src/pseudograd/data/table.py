@@ -139,8 +139,16 @@ def load_table(
         raise OptionError(
             "target", f"must name the column of labels: one of {listed(table.frame.columns)}"
         )
-    _check_parts(place, table.test is not None, test_path, test_fraction)
-    frame, classes, readings = _looked_over(table, target, choices, place, notes)
+    for option, given in {"test_path": test_path, "test_fraction": test_fraction}.items():
+        if given is not None and table.test is not None:
+            raise OptionError(
+                option, f"must be left out: {place} has a test set of its own, X_test"
+            )
+    if table.said:
+        notes.say(table.said)
+    frame = _labelled(table.frame, target, choices, place, notes)
+    classes = _classes(frame, target, notes)
+    frame, readings = _read_columns(frame, table, target, choices, place, notes)
     if strict and notes.said:
         raise ValueError(f"{place} is refused, since strict is set: {'; '.join(notes.said)}")
     notes.tell(stacklevel=2)
@@ -149,18 +157,8 @@ def load_table(
     if test_path is None and table.test is None:
         drawn = draw(classes, test_fraction or 0.2, stratify, seed, groups)
     train = frame[~drawn]
-    if len(train) < FOLDS:
-        fix = "add rows" if test_fraction is None else "add rows, or lower test_fraction"
-        raise ValueError(
-            f"{place} leaves {len(train)} examples to train on, but cross-validation needs "
-            f"at least {FOLDS}: {fix}"
-        )
-    if groups is not None and (count := len(np.unique(groups[~drawn]))) < FOLDS:
-        raise OptionError(
-            "group",
-            f"leaves {counted(count, 'group')} to train on, but cross-validation needs at least "
-            f"{FOLDS}: name a column with more groups",
-        )
+    fix = "add rows" if test_fraction is None else "add rows, or lower test_fraction"
+    _check_folds(place, len(train), None if groups is None else groups[~drawn], fix)
     encoder = _fit(train, target, table.pixels, readings, notes)
     if isinstance(encoder.labels[0], float):
         notes.say(
@@ -186,24 +184,19 @@ def load_table(
     return data, replace(encoder, notes=notes.plain(encoder))
 
 
-def _looked_over(
-    table: Table, target: str, choices: Choices, place: str, notes: Notes
-) -> tuple[DataFrame, NDArray[np.intp], dict[str, Reading]]:
-    """Return the rows and columns to keep, the class indices, and how the columns are read."""
-    if table.said:
-        notes.say(table.said)
-    frame = _labelled(table.frame, target, choices, place, notes)
-    classes = _classes(frame, target, notes)
-    frame, readings = _read_columns(frame, table, target, choices, place, notes)
-    return frame, classes, readings
-
-
-def _check_parts(place: str, has_test: bool, test_path: object, test_fraction: object) -> None:
-    for option, given in {"test_path": test_path, "test_fraction": test_fraction}.items():
-        if given is not None and has_test:
-            raise OptionError(
-                option, f"must be left out: {place} has a test set of its own, X_test"
-            )
+def _check_folds(place: str, examples: int, groups: NDArray[np.int64] | None, fix: str) -> None:
+    """Raise if the training set has too few examples or groups for one in each fold."""
+    if examples < FOLDS:
+        raise ValueError(
+            f"{place} leaves {examples} examples to train on, but cross-validation needs "
+            f"at least {FOLDS}: {fix}"
+        )
+    if groups is not None and (count := len(np.unique(groups))) < FOLDS:
+        raise OptionError(
+            "group",
+            f"leaves {counted(count, 'group')} to train on, but cross-validation needs at least "
+            f"{FOLDS}: name a column with more groups",
+        )
 
 
 def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
