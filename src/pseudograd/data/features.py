@@ -379,10 +379,6 @@ class Dates:
             return found[0]
         return times_of(texts, self.format or "ISO8601")
 
-    def outside(self, column: Series) -> Series:
-        """Return no entries: new dates are usually later than the training set."""
-        return column[:0]
-
     def show(self, features: Features) -> str:
         """Return the entry behind these features as a string."""
         import pandas as pd
