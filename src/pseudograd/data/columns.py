@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 
 Label = str | float | bool
 
+# The kinds of columns, by pandas' name for the type of their entries.
+_KINDS = {
+    **dict.fromkeys(("integer", "floating", "mixed-integer-float", "decimal"), "numbers"),
+    **dict.fromkeys(("timedelta", "timedelta64"), "numbers"),
+    **dict.fromkeys(("datetime", "datetime64", "date", "period"), "dates"),
+    **dict.fromkeys(("string", "boolean", "categorical", "time"), "text"),
+}
 _MOST_DECIMALS = 20  # distinct decimal numbers that are taken as classes
 
 
@@ -205,23 +212,10 @@ def kind_of(entries: Series) -> str | None:
     kind = infer_dtype(entries, skipna=True)
     if kind == "empty" or entries.isna().all():
         return None
-    if kind in (
-        "integer",
-        "floating",
-        "mixed-integer-float",
-        "decimal",
-        "timedelta",
-        "timedelta64",
-    ):
-        return "numbers"
-    if kind in ("datetime", "datetime64", "date", "period"):
-        return "dates"
-    if kind in ("string", "boolean", "categorical", "time"):
-        return "text"
     plain = (str, numbers.Real, datetime.date, datetime.time)
     if kind in ("mixed", "mixed-integer") and all(isinstance(v, plain) for v in entries.dropna()):
         return "text"
-    return "other"
+    return _KINDS.get(kind, "other")
 
 
 def as_floats(entries: Series) -> NDArray[np.float64]:
