@@ -61,11 +61,7 @@ def read_table(
         with in_a_sentence(place):
             frame, comma = text.typed(places, known, codes=encoder is None)
             as_it_is = text.verbatim(kept) if kept else None
-        said = [without_titles(text.titles)] if text.titles else []
-        if text.assumed:
-            fix = "save it as UTF-8 if letters look wrong"
-            said.append(f"is not UTF-8 and was read as {text.assumed}: {fix}")
-        table = replace(table, comma=comma, said=f"{place} {' and '.join(said)}" if said else "")
+        table = replace(table, comma=comma, said=_assumptions(place, text))
     else:
         frame = table.frame.iloc[:, places].reset_index(drop=True)
         as_it_is = table.frame.iloc[:, kept].reset_index(drop=True) if kept else None
@@ -76,6 +72,15 @@ def read_table(
     if as_it_is is not None:
         as_it_is = as_it_is.set_axis([*keep], axis=1)
     return replace(table, frame=frame, kept=as_it_is)
+
+
+def _assumptions(place: str, text: Delimited) -> str:
+    """Return a note on what was assumed to read a text file; empty if nothing was."""
+    said = [without_titles(text.titles)] if text.titles else []
+    if text.assumed:
+        fix = "save it as UTF-8 if letters look wrong"
+        said.append(f"is not UTF-8 and was read as {text.assumed}: {fix}")
+    return f"{place} {' and '.join(said)}" if said else ""
 
 
 def name_of(source: Source) -> str:
