@@ -7,6 +7,7 @@ import numbers
 import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,7 +165,7 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
 
     places, texts = distinct(entries)
     gaps = gaps_in(texts, GAPS, choices.codes)
-    there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
+    there = [*compress(texts, ~gaps)]
     if there and name not in choices.categories and entries.dtype != "category":
         counts = np.bincount(places[places >= 0], minlength=len(texts))[~gaps]
         to = np.append(np.where(gaps, -1, np.cumsum(~gaps) - 1), -1)[places]
@@ -189,7 +190,7 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
     if gaps.all():
         return Reading(None, entries)
     column = pd.Series(pd.Categorical.from_codes(places, texts), entries.index)
-    column = column.cat.remove_categories([t for t, gap in zip(texts, gaps, strict=True) if gap])
+    column = column.cat.remove_categories([*compress(texts, gaps)])
     return Reading("text", column, codes=choices.codes)
 
 
@@ -309,6 +310,15 @@ def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label
     to = {label: at for at, label in enumerate(labels)}
     order = np.array([to[label] for label in plain], np.intp)
     return order[places], labels
+
+
+def check_several(target: str, labels: Sequence[Label]) -> None:
+    """Raise unless there are two classes or more."""
+    if len(labels) < 2:
+        raise ValueError(
+            f"target {target!r} has a single class, {listed(labels)}: "
+            "name a column with two or more"
+        )
 
 
 def look_alikes(texts: Iterable[object]) -> list[list[str]]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pseudograd.data.columns import (
     Label,
     Reading,
+    check_several,
     feature_names,
     labels_in,
     look_alikes,
@@ -97,11 +98,7 @@ class Encoder:
         """
         frame = named(frame)
         labels = tuple(labels_in(target, target_column(frame, target, "the table"))[1])
-        if len(labels) < 2:
-            raise ValueError(
-                f"target {target!r} has a single class, {listed(labels)}: "
-                "name a column with two or more"
-            )
+        check_several(target, labels)
         if pixels is not None:
             return cls(target, labels, (), pixels, (0.0, 255.0))
         columns = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -183,7 +184,7 @@ class Numbers:
             written = numbers_of_form(texts, Form(*self.marks))
             values = np.where(np.isnan(written), values, written)
         elif (np.isnan(values) & ~gaps).any():
-            there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
+            there = [*compress(texts, ~gaps)]
             if found := read_numbers(there, np.ones(len(there), np.intp), False, False):
                 values[~gaps] = found[0]
         wrong = np.append(np.isnan(values) & ~gaps, False)[places]
@@ -367,7 +368,7 @@ class Dates:
             raise Misfit(kind or "", "dates belong", column.dropna().iloc[0])
         places, texts = distinct(column)
         gaps = gaps_in(texts, GAPS, self.codes)
-        there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
+        there = [*compress(texts, ~gaps)]
         times = dict(zip(there, self._read(there), strict=True))
         wrong = np.array([*(times.get(text, 0) is pd.NaT for text in texts), False], bool)[places]
         _tell_unread(self.name, "dates", column, wrong)

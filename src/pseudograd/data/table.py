@@ -19,6 +19,7 @@ from pseudograd.data.columns import (
     Choices,
     OptionError,
     Reading,
+    check_several,
     labels_in,
     read_column,
     target_column,
@@ -204,11 +205,7 @@ def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
     classes, labels = labels_in(target, frame[target])
     if len(labels) == len(frame):
         raise ValueError(f"target {target!r} differs in all rows: name a column of classes")
-    if len(labels) < 2:
-        raise ValueError(
-            f"target {target!r} has a single class, {listed(labels)}: "
-            "name a column with two or more"
-        )
+    check_several(target, labels)
     if question := question_target(target, classes, labels):
         notes.say(question, doubt=True)
     return classes
