@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -123,21 +124,18 @@ def confusion_map(matrix: Sequence[Sequence[int]], labels: Sequence[object]) -> 
             drawing.add(place, middle + 4, top - 6, label)
         else:
             drawing.text(middle, top - 8, label, "middle")
-    for at, row in enumerate(matrix):
-        for to, count in enumerate(row):
-            share = shares[at][to]
-            strength = share if at == to else share / worst if worst else 0.0
-            told = f"{labels[at]} predicted as {labels[to]}: {count:,} ({percent(share, 1)}%)"
-            right = at == to
-            deep = " deep" if strength >= 0.75 else " half" if strength >= 0.5 else ""
-            with drawing.group("mark" + (deep if count else ""), told):
-                x, y = left + side * to, top + side * at
-                opacity = 0.08 + 0.92 * strength if count else 0.0
-                drawing.box(
-                    x + 1, y + 1, side - 2, side - 2, "heat" if right else "heat miss", opacity
-                )
-                if count:
-                    drawing.text(x + side / 2, y + side / 2 + 4, _short(count), "middle small")
+    for at, to in itertools.product(range(size), repeat=2):
+        count, share = matrix[at][to], shares[at][to]
+        right = at == to
+        strength = share if right else share / worst if worst else 0.0
+        deep = " deep" if strength >= 0.75 else " half" if strength >= 0.5 else ""
+        told = f"{labels[at]} predicted as {labels[to]}: {count:,} ({percent(share, 1)}%)"
+        with drawing.group("mark" + (deep if count else ""), told):
+            x, y = left + side * to, top + side * at
+            opacity = 0.08 + 0.92 * strength if count else 0.0
+            drawing.box(x + 1, y + 1, side - 2, side - 2, "heat" if right else "heat miss", opacity)
+            if count:
+                drawing.text(x + side / 2, y + side / 2 + 4, _short(count), "middle small")
     return drawing.svg()
 
 
@@ -167,23 +165,9 @@ def calibration(
         drawing.text(x(tick), y(0) + 19, f"{100 * tick:g}", "middle")
     drawing.text((x(0) + x(1)) / 2, y(0) + 39, "confidence, %", "middle soft")
     drawing.line([(x(0), y(0)), (x(1), y(1))], "zero")
-    for kind, bins in (("other", before or ()), ("chosen", after)):
-        points = [(x(one["confidence"]), y(one["accuracy"])) for one in bins]
-        if points:
-            drawing.add('<g class="{}">', kind)
-            drawing.line(points, f"{kind} one")
-            drawing.add("</g>")
-        for one, (at, to) in zip(bins, points, strict=True):
-            right = round(one["accuracy"] * one["count"])
-            told = (
-                f"{'before scaling: ' if kind == 'other' else ''}{percent(one['confidence'], 1)}% "
-                f"sure on average, {right:,} of {one['count']:,} right"
-            )
-            with drawing.group(f"mark {kind}", told):
-                if kind == "chosen":
-                    low, high = wilson(right, one["count"])
-                    drawing.line([(at, y(low)), (at, y(high))], "whisker thin")
-                drawing.symbol(at, to, kind, 5)
+    if before:
+        _reliability(drawing, before, x, y, "other")
+    _reliability(drawing, after, x, y, "chosen")
     most = max(one["count"] for one in after)
     height = scale(0, most, 0, 40)
     drawing.text(0, foot + 54, "count", "soft")
@@ -193,6 +177,27 @@ def calibration(
         with drawing.group("mark chosen", told):
             drawing.box(x(one["confidence"]) - 7, foot + 56 - tall, 14, tall, "bar", 0.6)
     return drawing.svg()
+
+
+def _reliability(
+    drawing: Drawing, bins: Sequence[Mapping[str, Any]], x: Scale, y: Scale, kind: str
+) -> None:
+    """Draw the accuracy of each bin, with its interval for the "chosen" kind."""
+    points = [(x(one["confidence"]), y(one["accuracy"])) for one in bins]
+    drawing.add('<g class="{}">', kind)
+    drawing.line(points, f"{kind} one")
+    drawing.add("</g>")
+    for one, (at, to) in zip(bins, points, strict=True):
+        right = round(one["accuracy"] * one["count"])
+        told = (
+            f"{'before scaling: ' if kind == 'other' else ''}{percent(one['confidence'], 1)}% "
+            f"sure on average, {right:,} of {one['count']:,} right"
+        )
+        with drawing.group(f"mark {kind}", told):
+            if kind == "chosen":
+                low, high = wilson(right, one["count"])
+                drawing.line([(at, y(low)), (at, y(high))], "whisker thin")
+            drawing.symbol(at, to, kind, 5)
 
 
 def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:

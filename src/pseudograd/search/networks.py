@@ -134,42 +134,46 @@ def assess_networks(
     matters = labels != training.ignore_index
     known = labels[matters].numpy()
     units = np.arange(len(rows)).repeat(several)[matters.numpy()] if several > 1 else None
-    sums: dict[str, Tensor] = {}
-    single: dict[str, np.ndarray[Any, Any]] = {}
+    single: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}  # not the networks' own probabilities, which may be many
     for trial in dict.fromkeys((*kept.values(), *itertools.chain(*groups.values()))):
         module = trained(training, weights, trial)
         found = predict(training, module.to(device), examples, rows, device)
         if found.numel() > _MOST_NUMBERS or not bool(found.isfinite().all()):
             return {}
         found = found.movedim(1, -1).flatten(0, -2)[matters]
-        single |= {name: found.double().numpy() for name, one in kept.items() if one == trial}
+        single |= {name: found for name, one in kept.items() if one == trial}
         for name, group in groups.items():
             if trial in group:
-                sums[name] = sums[name] + found if name in sums else found.clone()
-    own = single["model"]
-    assessment = assess_probabilities(known, classes, {"model": own}, units)
-    assessment["plain"] = quality(single["plain"], known, units) if "plain" in single else None
-    assessment["unit"] = "example" if examples.labels.dim() == 1 else "label"
-    learned = examples.labels[: examples.train_size].flatten()
-    common = int(learned[learned != training.ignore_index].bincount().argmax())
-    wrong_own, wrong_common = own.argmax(1) != known, known != common
-    assessment["baselines"] = [
-        {
-            "name": "majority",
-            "label": classes[common],
-            "trained_on": None,
-            "against": compare_on_rows(wrong_own, wrong_common, units),
-            **share_of(wrong_common, units),
-        }
-    ]
+                sums[name] = sums[name] + found if name in sums else found
+    own = single["model"].double().numpy()
+    wrong = own.argmax(1) != known
     ensembles = {
         name: EnsembleOf(
-            [trial.k for trial in groups[name]], (total / len(groups[name])).double().numpy()
+            [one.k for one in groups[name]], (total / len(groups[name])).double().numpy()
         )
         for name, total in sums.items()
     }
-    assessment["combined"] = assess_ensembles(ensembles, known, wrong_own, units)
-    return assessment
+    plain = single["plain"].double().numpy() if "plain" in single else None
+    common = _most_common_class(examples, training.ignore_index)
+    majority = {
+        "name": "majority",
+        "label": classes[common],
+        "trained_on": None,
+        "against": compare_on_rows(wrong, known != common, units),
+        **share_of(known != common, units),
+    }
+    return assess_probabilities(known, classes, {"model": own}, units) | {
+        "plain": None if plain is None else quality(plain, known, units),
+        "unit": "example" if examples.labels.dim() == 1 else "label",
+        "baselines": [majority],
+        "combined": assess_ensembles(ensembles, known, wrong, units),
+    }
+
+
+def _most_common_class(examples: Examples, ignore_index: int) -> int:
+    labels = examples.labels[: examples.train_size].flatten()
+    return int(labels[labels != ignore_index].bincount().argmax())
 
 
 def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:
