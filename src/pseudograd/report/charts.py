@@ -15,6 +15,7 @@ from pseudograd.words import counted, percent, signed
 
 _CLASSES = 20  # shown in a figure
 _COLUMNS = 15
+_TOP = 4  # of the first row, in units
 _LETTER = 9.8  # width in units, on a phone
 
 
@@ -42,14 +43,13 @@ def errors(rows: Sequence[Mapping[str, Any]]) -> Markup:
     ends = sorted(100 * row["high"] for row in rows)
     far = ends[-1] if len(ends) > 2 and ends[-1] > 2.5 * ends[-2] else math.inf
     ticks = round_numbers([0, *(end for end in ends if end < far)], 5)
-    x = scale(0, ticks[-1], 10, WIDTH - 14)
-    row_height, top = 44, 4
-    bottom = top + row_height * len(rows)
+    row_height = 44
     said = "; ".join(f"{row['name']}: {_with_interval(row)}" for row in rows)
-    drawing = Drawing(bottom + 44, f"Test error with 95% intervals. {said}.")
-    _axis(drawing, ticks, x, top, bottom, "test error, %")
+    about = f"Test error with 95% intervals. {said}."
+    height = row_height * len(rows)
+    drawing, x = _on_axis(ticks, 10, WIDTH - 14, height, about, "test error, %")
     for at, row in enumerate(rows):
-        y = top + row_height * at
+        y = _TOP + row_height * at
         beyond = 100 * row["high"] >= far
         with drawing.group(f"mark {row['kind']}", f"{row['name']}: {_with_interval(row)}"):
             drawing.text(0, y + 14, row["name"], "strong" if row["kind"] == "chosen" else "")
@@ -76,16 +76,15 @@ def errors_by_class(classes: Sequence[Mapping[str, Any]]) -> Markup:
     known = [one for one in classes if one["count"]]
     if len(known) > _CLASSES:
         known = sorted(known, key=lambda one: (-one["error"], -one["count"]))[:_CLASSES]
-    row_height, top = 25, 4
+    row_height = 25
     left, right = _beside([cut(one["label"], 15) for one in known]), WIDTH - 92
     ticks = round_numbers([0, *(100 * one["high"] for one in known)], 4)
-    x = scale(0, ticks[-1], left, right)
-    bottom = top + row_height * len(known)
     said = "; ".join(f"{one['label']}: {one['wrong']} of {one['count']}" for one in known)
-    drawing = Drawing(bottom + 44, f"Test error of each class. {said}.")
-    _axis(drawing, ticks, x, top, bottom, "test error of the class, %")
+    about = f"Test error of each class. {said}."
+    height, title = row_height * len(known), "test error of the class, %"
+    drawing, x = _on_axis(ticks, left, right, height, about, title)
     for at, one in enumerate(known):
-        y = top + row_height * (at + 0.5)
+        y = _TOP + row_height * (at + 0.5)
         told = f"{one['label']}: {one['wrong']:,} of {one['count']:,} wrong, {_with_interval(one)}"
         with drawing.group("mark chosen", told):
             drawing.text(left - 10, y + 4, cut(one["label"], 15), "end")
@@ -208,18 +207,17 @@ def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
 
     """
     columns = columns[:_COLUMNS]
-    row_height, top = 26, 4
+    row_height = 26
     left, right = _beside([cut(one["column"], 16) for one in columns]), WIDTH - 66
     # The axis starts at 0: a decrease is noise, and has no bar.
     ends = (max(100 * (one["increase"] + one["spread"]), 0) for one in columns)
     ticks = round_numbers([0, 1, *ends], 4)
-    x = scale(ticks[0], ticks[-1], left, right)
-    bottom = top + row_height * len(columns)
     said = "; ".join(f"{one['column']}: {signed(100 * one['increase'])}" for one in columns)
-    drawing = Drawing(bottom + 44, f"Increase of the test error, in percentage points. {said}.")
-    _axis(drawing, ticks, x, top, bottom, "more errors without it, percentage points")
+    about = f"Increase of the test error, in percentage points. {said}."
+    height, title = row_height * len(columns), "more errors without it, percentage points"
+    drawing, x = _on_axis(ticks, left, right, height, about, title)
     for at, one in enumerate(columns):
-        y = top + row_height * (at + 0.5)
+        y = _TOP + row_height * (at + 0.5)
         increase, spread = 100 * one["increase"], 100 * one["spread"]
         told = f"{one['column']}: {signed(increase)} points, ± {spread:.2f} over the shuffles"
         with drawing.group("mark chosen", told):
@@ -236,14 +234,20 @@ def _beside(labels: Sequence[str]) -> float:
     return 14 + _LETTER * max(map(len, labels))
 
 
-def _axis(
-    drawing: Drawing, ticks: Sequence[float], x: Scale, top: float, bottom: float, title: str
-) -> None:
-    """Draw vertical grid lines, tick labels and the axis title."""
+def _on_axis(
+    ticks: Sequence[float], left: float, right: float, height: float, about: str, title: str
+) -> tuple[Drawing, Scale]:
+    """Return a figure with grid lines, tick labels and the axis title, and the axis's scale.
+
+    The rows of the figure have this total height, and start at `_TOP`.
+    """
+    bottom = _TOP + height
+    drawing, x = Drawing(bottom + 44, about), scale(ticks[0], ticks[-1], left, right)
     for tick in ticks:
-        drawing.line([(x(tick), top), (x(tick), bottom)], "grid")
+        drawing.line([(x(tick), _TOP), (x(tick), bottom)], "grid")
         drawing.text(x(tick), bottom + 18, f"{tick:g}", "middle small")
     drawing.text((x(ticks[0]) + x(ticks[-1])) / 2, bottom + 39, title, "middle soft")
+    return drawing, x
 
 
 def _with_interval(row: Mapping[str, Any]) -> str:
