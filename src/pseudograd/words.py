@@ -175,13 +175,13 @@ def shortened(texts: Sequence[str], to: str = "", most: int = 8) -> str:
     return f"{', '.join(texts[: most - 1])}, and {len(texts) - most} more {to} {texts[-1]}"
 
 
-def listed(names: Iterable[object], most: int = 8) -> str:
+def listed(names: Iterable[object]) -> str:
     """Return the first few names and the last one, quoted.
 
-    >>> listed(["red", "green"]), listed(range(9), most=3)
-    ("'red', 'green'", '0, 1, and 6 more up to 8')
+    >>> listed(["red", "green"]), listed(range(12))
+    ("'red', 'green'", '0, 1, 2, 3, 4, 5, 6, and 4 more up to 11')
     """
-    return shortened([repr(name) for name in names], "up to", most)
+    return shortened([repr(name) for name in names], "up to")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -80,7 +80,7 @@ class Place(contextlib.ExitStack):
             from pseudograd.fleet import Fleet
 
             def run(trials: deque[Trial], stop: Stop) -> Iterable[Outcome]:
-                keep = keep_parameters and _are_kept(trials[0])
+                keep = keep_parameters and trials[0].split.may_be_kept
                 fleet = Fleet(data, self.devices, keep_parameters=keep, memory=memory)
                 return fleet.run(trials, stop)
 
@@ -93,15 +93,10 @@ class Place(contextlib.ExitStack):
         cluster = self._clusters[data.sha256]
 
         def run_on_cluster(trials: deque[Trial], stop: Stop) -> Iterable[Outcome]:
-            cluster.keep_parameters = keep_parameters and _are_kept(trials[0])
+            cluster.keep_parameters = keep_parameters and trials[0].split.may_be_kept
             return cluster(trials, stop)
 
         return run_on_cluster
-
-
-def _are_kept(trial: Trial) -> bool:
-    """Return whether the network of this trial can be part of the model."""
-    return trial.split.retrain or trial.split.bagged
 
 
 def _devices(given: list[str] | None) -> tuple[str, ...]:
