@@ -184,19 +184,17 @@ class _Job:
 
     def networks_of(self, trials: Iterable[Trial]) -> dict[Trial, Network]:
         """Return the networks of trials; train those again that are missing or damaged."""
-        wanted = dict.fromkeys(trials)
-        if lost := self.store.missing(wanted):
+        found = {trial: self.store.get(trial) for trial in trials}
+        if lost := [trial for trial, network in found.items() if network is None]:
             for outcome in self.runner(deque(lost), never):
                 self.store.put(outcome, self.data)
-        found = {}
-        for trial in wanted:
-            network = self.store.get(trial)
-            if network is None:
-                raise OSError(
-                    f"{self.store.folder} lacks a network that was just saved: check the disk"
-                )
-            found[trial] = network
-        return found
+            found |= {trial: self.store.get(trial) for trial in lost}
+        known = {trial: network for trial, network in found.items() if network is not None}
+        if len(known) < len(found):
+            raise OSError(
+                f"{self.store.folder} lacks a network that was just saved: check the disk"
+            )
+        return known
 
     def test_probabilities(self, model: Ensemble) -> Floats:
         """Return the probabilities of a model on the test set."""
