@@ -27,6 +27,7 @@ from pseudograd.data.values import (
     read_dates,
     read_numbers,
     sentinels,
+    spread,
 )
 from pseudograd.words import counted, listed, nearest
 
@@ -160,30 +161,28 @@ def _read_plain(
 
 
 def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Reading:
-    """Parse a column of strings, which may be numbers or dates."""
+    """Parse a column of strings: as numbers or dates if they are, otherwise as categories."""
     import pandas as pd
 
     places, texts = distinct(entries)
     gaps = gaps_in(texts, GAPS, choices.codes)
-    there = [*compress(texts, ~gaps)]
-    if there and name not in choices.categories and entries.dtype != "category":
+    if not (gaps.all() or name in choices.categories or entries.dtype == "category"):
+        there = [*compress(texts, ~gaps)]
         counts = np.bincount(places[places >= 0], minlength=len(texts))[~gaps]
-        to = np.append(np.where(gaps, -1, np.cumsum(~gaps) - 1), -1)[places]
+        # For each entry its place in `there`, -1 if it is missing.
+        to = spread(np.where(gaps, -1, np.cumsum(~gaps) - 1), places, -1)
         forced = name in choices.numbers
         if forced or not any(map(is_code, there)):
             if found := read_numbers(there, counts, comma, forced):
                 values, form = found
-                column = pd.Series(np.append(values, np.nan)[to], entries.index)
+                column = pd.Series(spread(values, to, np.nan), entries.index)
                 doubts = _unread(name, there, counts, np.isnan(values))
                 return _read_plain(name, column, choices, form, doubts)
             if dates := read_dates(there):
-                column = pd.Series(dates[0].append(pd.DatetimeIndex([None]))[to], entries.index)
-                formats = dates[1].split("|")
-                read_as = f"they are read as {' or '.join(formats)}"
-                doubts = (f"holds dates in several formats: {read_as}",) * (len(formats) > 1)
-                if is_ambiguous(there, dates[1]):
-                    doubts = (f"holds dates that may be read in two ways: {read_as}",)
-                return Reading("dates", column, None, dates[1], choices.codes, doubts)
+                times, format_ = dates
+                column = pd.Series(times.append(pd.DatetimeIndex([None]))[to], entries.index)
+                doubts = _doubtful_dates(there, format_)
+                return Reading("dates", column, None, format_, choices.codes, doubts)
     # If "+" is a category, so is "-".
     usual = TEXT_GAPS - {"-"} if "+" in texts else TEXT_GAPS
     gaps = gaps_in(texts, usual, choices.codes)
@@ -204,6 +203,14 @@ def _unread(
         f"{texts[unread.argmax()]!r}: they are treated as missing (--categories "
         f"{shlex.quote(name)} reads the column as categories)",
     )
+
+
+def _doubtful_dates(texts: list[str], format_: str) -> tuple[str, ...]:
+    formats = format_.split("|")
+    read_as = f"they are read as {' or '.join(formats)}"
+    if is_ambiguous(texts, format_):
+        return (f"holds dates that may be read in two ways: {read_as}",)
+    return (f"holds dates in several formats: {read_as}",) if len(formats) > 1 else ()
 
 
 def kind_of(entries: Series) -> str | None:
@@ -274,7 +281,7 @@ def unlabelled(column: Series, codes: Collection[Code] = ()) -> NDArray[np.bool_
     places, values = distinct(column, texts=False)
     gaps = gaps_in([as_text(value) for value in values], LABEL_GAPS, codes)
     gaps |= np.array([isinstance(value, float) and value in codes for value in values], bool)
-    return np.append(gaps, True)[places]
+    return spread(gaps, places, True)
 
 
 def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label]]:

@@ -26,6 +26,7 @@ from pseudograd.data.values import (
     plain_numbers,
     read_dates,
     read_numbers,
+    spread,
     times_of,
 )
 
@@ -187,9 +188,9 @@ class Numbers:
             there = [*compress(texts, ~gaps)]
             if found := read_numbers(there, np.ones(len(there), np.intp), False, False):
                 values[~gaps] = found[0]
-        wrong = np.append(np.isnan(values) & ~gaps, False)[places]
+        wrong = spread(np.isnan(values) & ~gaps, places, False)
         _tell_unread(self.name, "numbers", column, wrong)
-        return np.append(values, np.nan)[places]
+        return spread(values, places, np.nan)
 
     def outside(self, column: Series) -> Series:
         """Return the numbers outside the range of the training set."""
@@ -280,7 +281,7 @@ class Categories:
             known.get(text, gap if is_gap else other)
             for text, is_gap in zip(texts, gaps, strict=True)
         ]
-        return np.array([*to, gap], np.intp)[places]
+        return spread(np.array(to, np.intp), places, gap)
 
     def outside(self, column: Series) -> Series:
         """Return the entries that are not categories, unless a feature is shared by others."""
@@ -289,7 +290,7 @@ class Categories:
         places, texts = distinct(column)
         known = np.array([text in self.categories for text in texts], bool)
         new = ~(known | gaps_in(texts, TEXT_GAPS, self.codes))
-        return column[np.append(new, False)[places]]
+        return column[spread(new, places, False)]
 
     def show(self, features: Features) -> str:
         """Return the entry behind these features as a string."""
@@ -370,7 +371,8 @@ class Dates:
         gaps = gaps_in(texts, GAPS, self.codes)
         there = [*compress(texts, ~gaps)]
         times = dict(zip(there, self._read(there), strict=True))
-        wrong = np.array([*(times.get(text, 0) is pd.NaT for text in texts), False], bool)[places]
+        unread = np.array([times.get(text, 0) is pd.NaT for text in texts], bool)
+        wrong = spread(unread, places, False)
         _tell_unread(self.name, "dates", column, wrong)
         return pd.DatetimeIndex([*(times.get(text) for text in texts), None])[places]
 

@@ -174,13 +174,7 @@ def load_table(
         unknown = np.full(0 if drawn.any() else len(test), -1)
         groups = np.concatenate([groups[~drawn], groups[drawn], unknown])
     data = _dataset(source, train, test, encoder, groups)
-    if count := in_both_parts(data, encoder):
-        notes.rows["test rows that equal a training row"] = count
-        copies = "is a copy" if count == 1 else "are copies"
-        notes.say(
-            f"{count:,} of {data.test_size:,} test rows {copies} of a training row: the test error "
-            "may look too low"
-        )
+    _note_copies(data, encoder, notes)
     notes.tell(stacklevel=2)
     return data, replace(encoder, notes=notes.plain(encoder))
 
@@ -318,6 +312,16 @@ def _dataset(
         rows=torch.from_numpy(np.concatenate([part.index + 1 for part in (train, test)])),
         groups=None if groups is None else torch.from_numpy(groups),
     )
+
+
+def _note_copies(data: Dataset, encoder: Encoder, notes: Notes) -> None:
+    if count := in_both_parts(data, encoder):
+        notes.rows["test rows that equal a training row"] = count
+        copies = "is a copy" if count == 1 else "are copies"
+        notes.say(
+            f"{count:,} of {data.test_size:,} test rows {copies} of a training row: the test error "
+            "may look too low"
+        )
 
 
 def read_frame(source: Source, encoder: Encoder) -> DataFrame:
