@@ -20,7 +20,13 @@ from pseudograd.report import figures
 from pseudograd.report.combined import combined_section
 from pseudograd.report.described import described, is_typed, shapes_in_words
 from pseudograd.report.drawing import image
-from pseudograd.report.quality import assessed, column_notes, ensembles, quality, with_classes
+from pseudograd.report.quality import (
+    against_plain,
+    assessed,
+    column_notes,
+    quality_section,
+    with_classes,
+)
 from pseudograd.report.template import render
 from pseudograd.report.verdict import diverged, error_interval, possible, unfinished, verdict
 from pseudograd.search import (
@@ -152,9 +158,9 @@ def page(
         pull_curve=figures.pull_curve(k_at(k, 1)),
         bagged=bagged,
         **_curves(protocol, ledger, groups, pairs),
-        ensembles=None if comparison else ensembles(assessment),
+        ensembles=None if comparison else against_plain(assessment),
         column_notes=column_notes(about["data"].get("notes")),
-        **quality(assessment, about["data"].get("pixels")),
+        **quality_section(assessment, about["data"].get("pixels")),
         **combined_section(assessment, k),
         **_answer(protocol, ledger, chosen, comparison),
         **_search(protocol, ledger, chosen, plain),
