@@ -23,6 +23,7 @@ from pseudograd.words import raised
 
 if TYPE_CHECKING:
     from pseudograd.data.arrays import Arrays, NewExamples
+    from pseudograd.fleet.modules.examples import Examples
     from pseudograd.fleet.recipe import ModuleRecipe
     from pseudograd.search import Study as AnyStudy
     from pseudograd.study import Study
@@ -333,7 +334,6 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
     import torch
 
     from pseudograd.data.arrays import open_new
-    from pseudograd.fleet.modules.examples import Examples
     from pseudograd.fleet.modules.loop import predict
     from pseudograd.fleet.modules.training import Training
     from pseudograd.search.networks import load_network
@@ -349,15 +349,9 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
             "does not support: call study.model() in Python"
         )
     new = open_new(options.file, shapes[0], classes, image_size)
-    inputs = torch.from_numpy(new.inputs)
-    if inputs.is_floating_point():
-        inputs = inputs.float()
-        if not bool(inputs.isfinite().all()):
-            raise ValueError(f"{options.file} must have finite numbers, but has NaN or infinity")
-    rows = torch.arange(len(inputs))
+    examples, rows = _unlabelled(new, options.file), torch.arange(len(new.inputs))
     training = Training(network, batch_size=recipe.batch_size, precision=recipe.precision)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    examples = Examples("new", (inputs,), torch.zeros(len(inputs), dtype=torch.int64), len(inputs))
     probabilities = predict(training, module.to(device), examples, rows, device)
     if probabilities.dim() != 2:
         raise ValueError(
@@ -370,6 +364,21 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
     table.insert(0, *(("row", rows.tolist()) if new.names is None else ("file", new.names)))
     _tell_error(new, classes, best)
     return table
+
+
+def _unlabelled(new: NewExamples, file: str) -> Examples:
+    """Return new examples as a fleet takes them; their labels are not used."""
+    import torch
+
+    from pseudograd.fleet.modules.examples import Examples
+
+    inputs = torch.from_numpy(new.inputs)
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+        if not bool(inputs.isfinite().all()):
+            raise ValueError(f"{file} must have finite numbers, but has NaN or infinity")
+    labels = torch.zeros(len(inputs), dtype=torch.int64)
+    return Examples("new", (inputs,), labels, len(inputs))
 
 
 def _made_by(options: argparse.Namespace) -> tuple[Callable[..., Any], int | None]:
