@@ -43,7 +43,7 @@ import torch
 
 from benchmarks.environment import environment, write
 from benchmarks.fleet import BYTES, copy_bandwidth
-from pseudograd.cli.place import FLEETS_ON_A_GPU
+from paper.cli import FLEETS_ON_A_GPU
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Split, Stop, Trial
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import shlex
 import sys
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 RESULTS = Path("paper/results")  # the committed ledgers, from the root of a clone
 SMOKE = Path("runs/smoke")
+# Several fleets, because one leaves a GPU mostly idle while its last trials end.
+FLEETS_ON_A_GPU = 3
 
 _TABLES = ("table1", "table3", "table4", "supplement", "all", "unprinted")
 _PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
@@ -65,17 +68,18 @@ def run(commands: Commands) -> None:
 
         try:
             with Place(options) as place:
+                at_once = fleets_at_once(place.devices)
                 finished = run_studies(
                     wanted,
                     folder,
                     _data(options),
-                    functools.partial(place.runner, memory=1 / place.at_once),
+                    functools.partial(place.runner, memory=1 / at_once),
                     command=shlex.join([*PROGRAM.split(), *options.arguments]),
                     devices=place.devices,
                     smoke=options.smoke,
                     stop=deadline(options),
-                    at_once=place.at_once,
-                    workplace=place.workplace,
+                    at_once=at_once,
+                    workplace=functools.partial(_workplace, place.devices[0], at_once),
                     watch=watch,
                 )
         except KeyboardInterrupt:
@@ -88,6 +92,23 @@ def run(commands: Commands) -> None:
         print(f"studies: {folder}")
 
     parser.set_defaults(run=run)
+
+
+def fleets_at_once(devices: Sequence[str]) -> int:
+    """Return how many fleets to run concurrently: several on a single GPU, otherwise one."""
+    return FLEETS_ON_A_GPU if len(devices) == 1 and devices[0].startswith("cuda") else 1
+
+
+def _workplace(device: str, at_once: int) -> contextlib.AbstractContextManager[object]:
+    """Return the context for a thread that runs one of several fleets: its own CUDA stream.
+
+    On the default stream, which all threads share, fleets would wait for each other.
+    """
+    if at_once == 1:
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.cuda.stream(torch.cuda.Stream(device))
 
 
 def status(commands: Commands) -> None:

@@ -165,7 +165,7 @@ def _markdown(**numbers: Any) -> str:
     environment.filters["fraction"] = words.fraction
     environment.globals |= {
         name: getattr(words, name)
-        for name in ("counted", "fraction", "interval", "p_value", "percent", "rates", "signed")
+        for name in ("counted", "fraction", "interval", "p_value", "percent", "signed")
     }
     template = environment.get_template("RESULTS.md.jinja")
     return _unwrapped(
@@ -180,13 +180,24 @@ def _markdown(**numbers: Any) -> str:
             clip=CLIP,
             minutes=lambda seconds: f"{seconds / 60:,.1f}",
             printed=_printed,
-            spread=_spread,
+            rates=rates,
+            spread=Spread.shown,
         )
     )
 
 
-def _spread(spread: Spread, form: str) -> str:
-    return words.mean_and_sd(spread.mean, spread.sd, form)
+def rates(*values: float) -> str:
+    """Return a learning rate, or the range of several; exact if that is short, else rounded.
+
+    >>> rates(0.0625), rates(0.5, 0.0625, 0.25), rates(2.0**-14)
+    ('1/16', '1/16 to 1/2', '6.104e-05')
+    """
+
+    def rate(value: float) -> str:
+        text = words.fraction(value)
+        return text if sum(map(str.isdigit, text.removeprefix("1/"))) <= 4 else f"{value:.4g}"
+
+    return " to ".join(dict.fromkeys(rate(end) for end in (min(values), max(values))))
 
 
 def _printed(figure: float | None, form: str) -> str:

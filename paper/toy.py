@@ -44,7 +44,6 @@ from tqdm import tqdm
 
 from paper.theory import fixed_point, is_positive
 from pseudograd.files import write_whole
-from pseudograd.words import mean_and_sd
 
 ALPHA = 0.95
 MEASURED = ("error_pct", "threshold", "cross_entropy")
@@ -101,6 +100,17 @@ class Spread:
         """Return those of some values."""
         sd = statistics.stdev(values) if len(values) > 1 else math.nan
         return cls(statistics.fmean(values), sd)
+
+    def shown(self, form: str) -> str:
+        """Return the mean with its standard deviation, or the mean alone if it has none.
+
+        >>> Spread(1.761, 0.052).shown(".2f"), Spread(math.inf, math.nan).shown(".2f")
+        ('1.76 ± 0.05', 'infinite')
+        """
+        if not math.isfinite(self.mean):
+            return "infinite"
+        mean = format(self.mean, form)
+        return mean if math.isnan(self.sd) else f"{mean} ± {self.sd:{form}}"
 
 
 @dataclass(frozen=True)
@@ -228,8 +238,8 @@ def table(results: Iterable[ToyRun]) -> str:
         for name, form in zip(MEASURED, (".2f", ".3f", ".3f"), strict=True):
             spread: Spread = getattr(summary, name)
             theirs = format(getattr(paper, name), form) if paper else "-"
-            ours = mean_and_sd(spread.mean, spread.sd, form)
-            cells.append(triple.format(ours, theirs, format(getattr(limit, name), form)))
+            ours, expected = spread.shown(form), format(getattr(limit, name), form)
+            cells.append(triple.format(ours, theirs, expected))
         lines.append(f"{summary.k:<10g}" + "".join(cells))
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pseudograd.cli.place import FLEETS_ON_A_GPU
+from paper.cli import FLEETS_ON_A_GPU
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"

@@ -35,20 +35,6 @@ def fraction(k: Any) -> str:
     return f"1/{1 / k:g}" if k < 1 and (1 / k).is_integer() else f"{k:g}"
 
 
-def rates(*values: float) -> str:
-    """Return a learning rate, or the range of several; exact if that is short, else rounded.
-
-    >>> rates(0.0625), rates(0.5, 0.0625, 0.25), rates(2.0**-14)
-    ('1/16', '1/16 to 1/2', '6.104e-05')
-    """
-
-    def rate(value: float) -> str:
-        text = fraction(value)
-        return text if sum(map(str.isdigit, text.removeprefix("1/"))) <= 4 else f"{value:.4g}"
-
-    return " to ".join(dict.fromkeys(rate(end) for end in (min(values), max(values))))
-
-
 def signed(value: float, form: str = ".2f") -> str:
     """Return a number with its sign; a number that rounds to zero has none.
 
@@ -107,17 +93,6 @@ def between(value: Any, form: str = ".2f", times: float = 1) -> str:
     '−0.50 to +0.10'
     """
     return f"{signed(times * value.low, form)} to {signed(times * value.high, form)}"
-
-
-def mean_and_sd(mean: float, sd: float, form: str = ".2f") -> str:
-    """Return a mean with its standard deviation, or the mean alone if it has none.
-
-    >>> mean_and_sd(1.761, 0.052), mean_and_sd(1.761, math.nan), mean_and_sd(math.inf, math.nan)
-    ('1.76 ± 0.05', '1.76', 'infinite')
-    """
-    if not math.isfinite(mean):
-        return "infinite"
-    return f"{mean:{form}}" if math.isnan(sd) else f"{mean:{form}} ± {sd:{form}}"
 
 
 def p_value(p: float) -> str:
@@ -200,13 +175,13 @@ def shortened(texts: Sequence[str], to: str = "", most: int = 8) -> str:
     return f"{', '.join(texts[: most - 1])}, and {len(texts) - most} more {to} {texts[-1]}"
 
 
-def listed(names: Iterable[object], most: int = 8) -> str:
+def listed(names: Iterable[object]) -> str:
     """Return the first few names and the last one, quoted.
 
-    >>> listed(["red", "green"]), listed(range(9), most=3)
-    ("'red', 'green'", '0, 1, and 6 more up to 8')
+    >>> listed(["red", "green"]), listed(range(12))
+    ("'red', 'green'", '0, 1, 2, 3, 4, 5, 6, and 4 more up to 11')
     """
-    return shortened([repr(name) for name in names], "up to", most)
+    return shortened([repr(name) for name in names], "up to")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -21,13 +21,13 @@ from paper import effort, report
 from paper.claims import CLAIMS, judge, paper_points, pooled_by_architecture
 from paper.cli import main
 from paper.findings import Finding, Reproduction, cross_entropies, read
-from paper.report import documents
+from paper.report import documents, rates
 from paper.rows import Experiment, Row, experiments, rows, select
 from paper.run import study_of
 from paper.toy import ToyRun, write_csv
 from pseudograd.fleet import Outcome
 from pseudograd.search import Cell, Difference, Result
-from pseudograd.words import fraction, interval, rates, signed
+from pseudograd.words import fraction, interval, signed
 from trials import a_trial
 
 ROOT = Path(__file__).parents[2]

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import torch
 
-from paper.cli import _print_status, main
+from paper.cli import FLEETS_ON_A_GPU, _print_status, fleets_at_once, main
 from paper.rows import Experiment, Row, experiments, rows
 from paper.run import _epochs, folder_of, run, status, study_of
-from pseudograd.cli.place import FLEETS_ON_A_GPU, Place
+from pseudograd.cli.place import Place
 from pseudograd.data import Dataset, Encoder
 from pseudograd.files import locked
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Stop, Trial
@@ -285,7 +285,7 @@ def test_several_at_once_on_one_gpu(
     devices: list[str], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pseudograd.fleet.devices.check_device", str)
-    assert Place(argparse.Namespace(device=devices, ray=None)).at_once == at_once
+    assert fleets_at_once(Place(argparse.Namespace(device=devices, ray=None)).devices) == at_once
 
 
 # --- the command -------------------------------------------------------------------------------

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import deadline, numbers, share, typed, whole
+from pseudograd.cli.options import as_typed, deadline, numbers, share, typed, whole
 from pseudograd.cli.place import Place
 from pseudograd.cli.telling import tell_found, tell_resumed, told_if_stopped
 from pseudograd.words import raised
 
 if TYPE_CHECKING:
     from pseudograd.data.arrays import Arrays, NewExamples
+    from pseudograd.fleet.modules.examples import Examples
     from pseudograd.fleet.recipe import ModuleRecipe
     from pseudograd.search import Study as AnyStudy
     from pseudograd.study import Study
@@ -142,17 +143,14 @@ def _runner(place: Place, study: Study) -> Iterator[Any]:
 
 def _opened(options: argparse.Namespace) -> Arrays:
     from pseudograd.data import open_arrays
-    from pseudograd.data.columns import OptionError
 
-    try:
+    with as_typed():
         return open_arrays(
             options.data,
             test_fraction=options.test_fraction,
             image_size=options.image_size,
             data_dir=options.data_dir,
         )
-    except OptionError as problem:
-        raise ValueError(f"{typed(problem.option)} {problem.complaint}") from problem
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -204,21 +202,11 @@ def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _study(options: argparse.Namespace, arrays: Arrays, settings: dict[str, Any]) -> Study:
-    from torch import nn
-
     from pseudograd.search.documents import write_json
     from pseudograd.study import Study
 
-    network = imported(options.network)
     called = options.network
-    if isinstance(network, nn.Module):
-        raise ValueError(f"--network {called} is a module: name a function that returns a new one")
-    try:
-        network()
-    except Exception as problem:
-        raise ValueError(
-            f"--network {called} fails when it is called ({raised(problem)})"
-        ) from None
+    network = _network(called)
     name = "stdin" if options.data == "-" else Path(options.data).resolve().name
     folder = options.out or Path("runs") / _folder_name(name, called, network, arrays, settings)
     try:
@@ -232,18 +220,35 @@ def _study(options: argparse.Namespace, arrays: Arrays, settings: dict[str, Any]
             **settings,
         )
     except ValueError as problem:
-        if not str(problem).startswith("classes must name"):
-            argument, _, complaint = str(problem).partition(" ")
-            if argument not in settings:
-                raise
-            option = {"epochs": "max_epochs", "learning_rates": "rates"}.get(argument, argument)
-            raise ValueError(f"{typed(option)} {complaint}") from problem
-        count = len(arrays.classes or ())
-        raise ValueError(
-            f"--network {called} has more outputs than {options.data} has classes: give it {count}"
-        ) from problem
+        argument, _, complaint = str(problem).partition(" ")
+        if argument == "classes" and complaint.startswith("must name"):
+            count = len(arrays.classes or ())
+            raise ValueError(
+                f"--network {called} has more outputs than {options.data} has classes: give it "
+                f"{count}"
+            ) from problem
+        if argument not in settings:
+            raise
+        option = {"epochs": "max_epochs", "learning_rates": "rates"}.get(argument, argument)
+        raise ValueError(f"{typed(option)} {complaint}") from problem
     write_json(folder / NETWORK, {"network": called, "image_size": options.image_size})
     return study
+
+
+def _network(called: str) -> Callable[..., Any]:
+    """Return the function of ``--network``, which must return a new module without arguments."""
+    from torch import nn
+
+    network = imported(called)
+    if isinstance(network, nn.Module):
+        raise ValueError(f"--network {called} is a module: name a function that returns a new one")
+    try:
+        network()
+    except Exception as problem:
+        raise ValueError(
+            f"--network {called} fails when it is called ({raised(problem)})"
+        ) from None
+    return network
 
 
 def _folder_name(
@@ -331,7 +336,6 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
     import torch
 
     from pseudograd.data.arrays import open_new
-    from pseudograd.fleet.modules.examples import Examples
     from pseudograd.fleet.modules.loop import predict
     from pseudograd.fleet.modules.training import Training
     from pseudograd.search.networks import load_network
@@ -347,15 +351,9 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
             "does not support: call study.model() in Python"
         )
     new = open_new(options.file, shapes[0], classes, image_size)
-    inputs = torch.from_numpy(new.inputs)
-    if inputs.is_floating_point():
-        inputs = inputs.float()
-        if not bool(inputs.isfinite().all()):
-            raise ValueError(f"{options.file} must have finite numbers, but has NaN or infinity")
-    rows = torch.arange(len(inputs))
+    examples, rows = _unlabelled(new, options.file), torch.arange(len(new.inputs))
     training = Training(network, batch_size=recipe.batch_size, precision=recipe.precision)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    examples = Examples("new", (inputs,), torch.zeros(len(inputs), dtype=torch.int64), len(inputs))
     probabilities = predict(training, module.to(device), examples, rows, device)
     if probabilities.dim() != 2:
         raise ValueError(
@@ -368,6 +366,21 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
     table.insert(0, *(("row", rows.tolist()) if new.names is None else ("file", new.names)))
     _tell_error(new, classes, best)
     return table
+
+
+def _unlabelled(new: NewExamples, file: str) -> Examples:
+    """Return new examples as a fleet takes them; their labels are not used."""
+    import torch
+
+    from pseudograd.fleet.modules.examples import Examples
+
+    inputs = torch.from_numpy(new.inputs)
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+        if not bool(inputs.isfinite().all()):
+            raise ValueError(f"{file} must have finite numbers, but has NaN or infinity")
+    labels = torch.zeros(len(inputs), dtype=torch.int64)
+    return Examples("new", (inputs,), labels, len(inputs))
 
 
 def _made_by(options: argparse.Namespace) -> tuple[Callable[..., Any], int | None]:

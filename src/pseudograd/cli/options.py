@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -190,6 +191,18 @@ def typed(name: str) -> str:
     '--max-epochs'
     """
     return "--" + name.replace("_", "-")
+
+
+@contextlib.contextmanager
+def as_typed() -> Iterator[None]:
+    """Name the options in errors of the data as the user types them."""
+    from pseudograd.data.columns import OptionError
+
+    try:
+        yield
+    except OptionError as problem:
+        option = problem.option.removesuffix("_path")
+        raise ValueError(f"{typed(option)} {problem.complaint}") from problem
 
 
 def kept(trials: int) -> str:

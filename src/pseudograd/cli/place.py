@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from pseudograd.search.cluster import RayRunner
 
 
-# Several fleets, because one leaves a GPU mostly idle while its last trials end.
-FLEETS_ON_A_GPU = 3
-
-
 def add_place(parser: argparse._ActionsContainer) -> None:
     """Add ``--device`` and ``--ray``."""
     parser.add_argument(
@@ -44,12 +40,11 @@ class Place(contextlib.ExitStack):
 
     Attributes:
         devices: The devices, as recorded in the run.
-        at_once: How many fleets to run concurrently: several on a single GPU, otherwise one.
 
     Example:
         >>> with Place(argparse.Namespace(device=["cpu"], ray=None)) as place:
-        ...     place.devices, place.at_once
-        (('cpu',), 1)
+        ...     place.devices
+        ('cpu',)
 
     """
 
@@ -63,8 +58,6 @@ class Place(contextlib.ExitStack):
             self.devices: tuple[str, ...] = ("ray",)
         else:
             self.devices = _devices(options.device)
-        is_one_gpu = len(self.devices) == 1 and self.devices[0].startswith("cuda")
-        self.at_once = FLEETS_ON_A_GPU if is_one_gpu else 1
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -87,7 +80,7 @@ class Place(contextlib.ExitStack):
             from pseudograd.fleet import Fleet
 
             def run(trials: deque[Trial], stop: Stop) -> Iterable[Outcome]:
-                keep = keep_parameters and _are_kept(trials[0])
+                keep = keep_parameters and trials[0].split.may_be_kept
                 fleet = Fleet(data, self.devices, keep_parameters=keep, memory=memory)
                 return fleet.run(trials, stop)
 
@@ -100,26 +93,10 @@ class Place(contextlib.ExitStack):
         cluster = self._clusters[data.sha256]
 
         def run_on_cluster(trials: deque[Trial], stop: Stop) -> Iterable[Outcome]:
-            cluster.keep_parameters = keep_parameters and _are_kept(trials[0])
+            cluster.keep_parameters = keep_parameters and trials[0].split.may_be_kept
             return cluster(trials, stop)
 
         return run_on_cluster
-
-    def workplace(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context for a thread that runs one of several fleets: its own CUDA stream.
-
-        On the default stream, which all threads share, fleets would wait for each other.
-        """
-        if self.at_once == 1:
-            return contextlib.nullcontext()
-        import torch
-
-        return torch.cuda.stream(torch.cuda.Stream(self.devices[0]))
-
-
-def _are_kept(trial: Trial) -> bool:
-    """Return whether the network of this trial can be part of the model."""
-    return trial.split.retrain or trial.split.bagged
 
 
 def _devices(given: list[str] | None) -> tuple[str, ...]:

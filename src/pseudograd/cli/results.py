@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import add_command, file, is_same_file, or_ramp, positive
+from pseudograd.cli.options import add_command, as_typed, file, is_same_file, or_ramp, positive
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -88,7 +88,6 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
     import torch
 
     from pseudograd.data import read_rows
-    from pseudograd.data.columns import OptionError
     from pseudograd.search import Bagging, load_model
 
     if options.network is not None:
@@ -105,10 +104,8 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
     for name in keep:
         if name in (encoder.target, *names):
             raise ValueError(f"--keep names {name!r}, a column of the predictions: leave it out")
-    try:
+    with as_typed():
         frame, kept = read_rows(options.file, encoder, keep)
-    except OptionError as problem:
-        raise ValueError(f"--{problem.option} {problem.complaint}") from problem
     probabilities = model.probabilities(torch.from_numpy(encoder.transform(frame)))
     _tell_entries(frame, encoder)
     table = pd.DataFrame(probabilities.numpy(), columns=names)

@@ -13,10 +13,10 @@ from pseudograd.cli.options import (
     add_command,
     add_time_limit,
     add_values,
+    as_typed,
     deadline,
     is_same_file,
     share,
-    typed,
 )
 from pseudograd.cli.place import Place, add_place
 from pseudograd.cli.protocols import add_network, add_search, protocol_of
@@ -114,13 +114,11 @@ def _run_tune(options: argparse.Namespace) -> None:
 
 
 def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
-    """Open the data; errors name the option as the user typed it."""
     from pseudograd.data import open_data
-    from pseudograd.data.columns import OptionError
 
     if options.test and is_same_file(options.test, options.data):
         raise ValueError(f"--test {options.test} is the training file itself: name another")
-    try:
+    with as_typed():
         return open_data(
             options.data,
             target=options.target,
@@ -134,9 +132,6 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
             strict=options.strict,
             data_dir=options.data_dir,
         )
-    except OptionError as problem:
-        option = problem.option.removesuffix("_path")
-        raise ValueError(f"{typed(option)} {problem.complaint}") from problem
 
 
 def _tell_table(data: Dataset, encoder: Encoder) -> None:

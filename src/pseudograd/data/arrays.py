@@ -20,7 +20,7 @@ from pseudograd.data.memory import check_size
 from pseudograd.data.opening import opened
 from pseudograd.data.parts import draw
 from pseudograd.data.readers import array_in, arrays_in
-from pseudograd.data.reading import in_a_sentence
+from pseudograd.data.reading import in_a_sentence, name_of
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.data.survey import Note
 from pseudograd.extras import needed_for
@@ -185,8 +185,7 @@ _TEST_TARGETS = ("y_test", "Y_test")
 
 
 def _npz(path: Path, test_fraction: float | None) -> Arrays:
-    with in_a_sentence(_named(path)), opened(path) as found:
-        arrays = _arrays(found.file, found.suffix)
+    with _arrays_in(path) as arrays:
         train = _pair(arrays, _INPUTS, _TARGETS)
         test = None
         if any(name in arrays.files for name in (*_TEST_INPUTS, *_TEST_TARGETS)):
@@ -194,7 +193,7 @@ def _npz(path: Path, test_fraction: float | None) -> Arrays:
     if test is None:
         train, test = _parted(*train, test_fraction)
     else:
-        _refuse(_named(path), "has a test set of its own", test_fraction=test_fraction)
+        _refuse(name_of(path), "has a test set of its own", test_fraction=test_fraction)
     (x, y), (x_test, y_test) = train, test
     if y.dtype.kind != "U" or y.ndim > 1:
         return Arrays(train, test, None)
@@ -202,21 +201,20 @@ def _npz(path: Path, test_fraction: float | None) -> Arrays:
     where = np.searchsorted(classes, y_test).clip(max=len(classes) - 1)
     if len(unknown := np.unique(y_test[classes[where] != y_test])):
         raise ValueError(
-            f"{_named(path)} has test labels that no training example has, "
+            f"{name_of(path)} has test labels that no training example has, "
             f"{listed(unknown.tolist())}: add training examples of these, too"
         )
     names = tuple(str(name) for name in classes.tolist())
     return Arrays((x, codes.astype(np.int64)), (x_test, where.astype(np.int64)), names)
 
 
-def _named(path: Path) -> str:
-    return "standard input" if str(path) == "-" else str(path)
-
-
-def _arrays(file: Any, suffix: str) -> Any:
-    if suffix != ".npz":
-        raise Refusal("must be an .npz file or images, for your own network")
-    return arrays_in(file)
+@contextlib.contextmanager
+def _arrays_in(path: Path) -> Iterator[Any]:
+    """Open an .npz file; errors inside the block become one sentence about it."""
+    with in_a_sentence(name_of(path)), opened(path) as (file, suffix):
+        if suffix != ".npz":
+            raise Refusal("must be an .npz file or images, for your own network")
+        yield arrays_in(file)
 
 
 def _pair(arrays: Any, inputs: Sequence[str], targets: Sequence[str]) -> Part:
@@ -415,8 +413,7 @@ def open_new(
     if path.is_dir() or path.suffix.lower() in _SUFFIXES:
         found = _new_images(path, shape, classes, image_size)
     else:
-        with in_a_sentence(_named(path)), opened(path) as file:
-            arrays = _arrays(file.file, file.suffix)
+        with _arrays_in(path) as arrays:
             tested = any(name in arrays.files for name in _TEST_INPUTS)
             names = _TEST_INPUTS if tested else _INPUTS
             targets = _TEST_TARGETS if tested else _TARGETS
@@ -426,7 +423,7 @@ def open_new(
         found = NewExamples(inputs, None, labels)
     if found.inputs.shape[1:] != tuple(shape) or not len(found.inputs):
         raise ValueError(
-            f"{_named(path)} has {len(found.inputs)} examples of shape {found.inputs.shape[1:]}, "
+            f"{name_of(path)} has {len(found.inputs)} examples of shape {found.inputs.shape[1:]}, "
             f"but the network was trained on examples of shape {tuple(shape)}"
         )
     return found

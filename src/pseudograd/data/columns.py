@@ -7,6 +7,7 @@ import numbers
 import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from pseudograd.data.values import (
     read_dates,
     read_numbers,
     sentinels,
+    spread,
 )
 from pseudograd.words import counted, listed, nearest
 
@@ -35,6 +37,13 @@ if TYPE_CHECKING:
 
 Label = str | float | bool
 
+# The kinds of columns, by pandas' name for the type of their entries.
+_KINDS = {
+    **dict.fromkeys(("integer", "floating", "mixed-integer-float", "decimal"), "numbers"),
+    **dict.fromkeys(("timedelta", "timedelta64"), "numbers"),
+    **dict.fromkeys(("datetime", "datetime64", "date", "period"), "dates"),
+    **dict.fromkeys(("string", "boolean", "categorical", "time"), "text"),
+}
 _MOST_DECIMALS = 20  # distinct decimal numbers that are taken as classes
 
 
@@ -152,37 +161,35 @@ def _read_plain(
 
 
 def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Reading:
-    """Parse a column of strings, which may be numbers or dates."""
+    """Parse a column of strings: as numbers or dates if they are, otherwise as categories."""
     import pandas as pd
 
     places, texts = distinct(entries)
     gaps = gaps_in(texts, GAPS, choices.codes)
-    there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
-    if there and name not in choices.categories and entries.dtype != "category":
+    if not (gaps.all() or name in choices.categories or entries.dtype == "category"):
+        there = [*compress(texts, ~gaps)]
         counts = np.bincount(places[places >= 0], minlength=len(texts))[~gaps]
-        to = np.append(np.where(gaps, -1, np.cumsum(~gaps) - 1), -1)[places]
+        # For each entry its place in `there`, -1 if it is missing.
+        to = spread(np.where(gaps, -1, np.cumsum(~gaps) - 1), places, -1)
         forced = name in choices.numbers
         if forced or not any(map(is_code, there)):
             if found := read_numbers(there, counts, comma, forced):
                 values, form = found
-                column = pd.Series(np.append(values, np.nan)[to], entries.index)
+                column = pd.Series(spread(values, to, np.nan), entries.index)
                 doubts = _unread(name, there, counts, np.isnan(values))
                 return _read_plain(name, column, choices, form, doubts)
             if dates := read_dates(there):
-                column = pd.Series(dates[0].append(pd.DatetimeIndex([None]))[to], entries.index)
-                formats = dates[1].split("|")
-                read_as = f"they are read as {' or '.join(formats)}"
-                doubts = (f"holds dates in several formats: {read_as}",) * (len(formats) > 1)
-                if is_ambiguous(there, dates[1]):
-                    doubts = (f"holds dates that may be read in two ways: {read_as}",)
-                return Reading("dates", column, None, dates[1], choices.codes, doubts)
+                times, format_ = dates
+                column = pd.Series(times.append(pd.DatetimeIndex([None]))[to], entries.index)
+                doubts = _doubtful_dates(there, format_)
+                return Reading("dates", column, None, format_, choices.codes, doubts)
     # If "+" is a category, so is "-".
     usual = TEXT_GAPS - {"-"} if "+" in texts else TEXT_GAPS
     gaps = gaps_in(texts, usual, choices.codes)
     if gaps.all():
         return Reading(None, entries)
     column = pd.Series(pd.Categorical.from_codes(places, texts), entries.index)
-    column = column.cat.remove_categories([t for t, gap in zip(texts, gaps, strict=True) if gap])
+    column = column.cat.remove_categories([*compress(texts, gaps)])
     return Reading("text", column, codes=choices.codes)
 
 
@@ -198,6 +205,14 @@ def _unread(
     )
 
 
+def _doubtful_dates(texts: list[str], format_: str) -> tuple[str, ...]:
+    formats = format_.split("|")
+    read_as = f"they are read as {' or '.join(formats)}"
+    if is_ambiguous(texts, format_):
+        return (f"holds dates that may be read in two ways: {read_as}",)
+    return (f"holds dates in several formats: {read_as}",) if len(formats) > 1 else ()
+
+
 def kind_of(entries: Series) -> str | None:
     """Return the kind of a column: "numbers", "text", "dates", "other", or None if it is empty."""
     from pandas.api.types import infer_dtype
@@ -205,23 +220,10 @@ def kind_of(entries: Series) -> str | None:
     kind = infer_dtype(entries, skipna=True)
     if kind == "empty" or entries.isna().all():
         return None
-    if kind in (
-        "integer",
-        "floating",
-        "mixed-integer-float",
-        "decimal",
-        "timedelta",
-        "timedelta64",
-    ):
-        return "numbers"
-    if kind in ("datetime", "datetime64", "date", "period"):
-        return "dates"
-    if kind in ("string", "boolean", "categorical", "time"):
-        return "text"
     plain = (str, numbers.Real, datetime.date, datetime.time)
     if kind in ("mixed", "mixed-integer") and all(isinstance(v, plain) for v in entries.dropna()):
         return "text"
-    return "other"
+    return _KINDS.get(kind, "other")
 
 
 def as_floats(entries: Series) -> NDArray[np.float64]:
@@ -279,7 +281,7 @@ def unlabelled(column: Series, codes: Collection[Code] = ()) -> NDArray[np.bool_
     places, values = distinct(column, texts=False)
     gaps = gaps_in([as_text(value) for value in values], LABEL_GAPS, codes)
     gaps |= np.array([isinstance(value, float) and value in codes for value in values], bool)
-    return np.append(gaps, True)[places]
+    return spread(gaps, places, True)
 
 
 def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label]]:
@@ -315,6 +317,15 @@ def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label
     to = {label: at for at, label in enumerate(labels)}
     order = np.array([to[label] for label in plain], np.intp)
     return order[places], labels
+
+
+def check_several(target: str, labels: Sequence[Label]) -> None:
+    """Raise unless there are two classes or more."""
+    if len(labels) < 2:
+        raise ValueError(
+            f"target {target!r} has a single class, {listed(labels)}: "
+            "name a column with two or more"
+        )
 
 
 def look_alikes(texts: Iterable[object]) -> list[list[str]]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pseudograd.data.columns import (
     Label,
     Reading,
+    check_several,
     feature_names,
     labels_in,
     look_alikes,
@@ -97,11 +98,7 @@ class Encoder:
         """
         frame = named(frame)
         labels = tuple(labels_in(target, target_column(frame, target, "the table"))[1])
-        if len(labels) < 2:
-            raise ValueError(
-                f"target {target!r} has a single class, {listed(labels)}: "
-                "name a column with two or more"
-            )
+        check_several(target, labels)
         if pixels is not None:
             return cls(target, labels, (), pixels, (0.0, 255.0))
         columns = []
@@ -161,7 +158,9 @@ class Encoder:
         """Return the numbers outside the range of the training set, by column."""
         return self._outside(frame, Numbers)
 
-    def _outside(self, frame: DataFrame, kind: type) -> dict[str, Series]:
+    def _outside(
+        self, frame: DataFrame, kind: type[Categories] | type[Numbers]
+    ) -> dict[str, Series]:
         frame, columns = named(frame), [part for part in self.columns if isinstance(part, kind)]
         found = {column.name: column.outside(frame[column.name]) for column in columns}
         return {name: entries for name, entries in found.items() if len(entries)}
@@ -240,16 +239,9 @@ class Encoder:
         try:
             fields = json.loads(text, object_hook=_with_tuples)
             columns = [_column(column) for column in fields.pop("columns")]
-            encoder = cls(columns=tuple(columns), **fields)
-            low, high = encoder.value_range
+            return cls(columns=tuple(columns), **fields)
         except (KeyError, TypeError, ValueError) as problem:
             raise ValueError(f"this is not the JSON of an encoder ({problem!r})") from problem
-        if encoder.pixels is None and (low, high) != cls.value_range:
-            raise ValueError(
-                f"this encoder scales numbers to [{low:g}, {high:g}], not to [-1, 1] as now: run "
-                "tune again"
-            )
-        return encoder
 
 
 def _column(fields: dict[str, Any]) -> Column:

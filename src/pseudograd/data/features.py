@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from pseudograd.data.values import (
     plain_numbers,
     read_dates,
     read_numbers,
+    spread,
     times_of,
 )
 
@@ -183,12 +185,12 @@ class Numbers:
             written = numbers_of_form(texts, Form(*self.marks))
             values = np.where(np.isnan(written), values, written)
         elif (np.isnan(values) & ~gaps).any():
-            there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
+            there = [*compress(texts, ~gaps)]
             if found := read_numbers(there, np.ones(len(there), np.intp), False, False):
                 values[~gaps] = found[0]
-        wrong = np.append(np.isnan(values) & ~gaps, False)[places]
+        wrong = spread(np.isnan(values) & ~gaps, places, False)
         _tell_unread(self.name, "numbers", column, wrong)
-        return np.append(values, np.nan)[places]
+        return spread(values, places, np.nan)
 
     def outside(self, column: Series) -> Series:
         """Return the numbers outside the range of the training set."""
@@ -279,7 +281,7 @@ class Categories:
             known.get(text, gap if is_gap else other)
             for text, is_gap in zip(texts, gaps, strict=True)
         ]
-        return np.array([*to, gap], np.intp)[places]
+        return spread(np.array(to, np.intp), places, gap)
 
     def outside(self, column: Series) -> Series:
         """Return the entries that are not categories, unless a feature is shared by others."""
@@ -288,7 +290,7 @@ class Categories:
         places, texts = distinct(column)
         known = np.array([text in self.categories for text in texts], bool)
         new = ~(known | gaps_in(texts, TEXT_GAPS, self.codes))
-        return column[np.append(new, False)[places]]
+        return column[spread(new, places, False)]
 
     def show(self, features: Features) -> str:
         """Return the entry behind these features as a string."""
@@ -367,9 +369,10 @@ class Dates:
             raise Misfit(kind or "", "dates belong", column.dropna().iloc[0])
         places, texts = distinct(column)
         gaps = gaps_in(texts, GAPS, self.codes)
-        there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
+        there = [*compress(texts, ~gaps)]
         times = dict(zip(there, self._read(there), strict=True))
-        wrong = np.array([*(times.get(text, 0) is pd.NaT for text in texts), False], bool)[places]
+        unread = np.array([times.get(text, 0) is pd.NaT for text in texts], bool)
+        wrong = spread(unread, places, False)
         _tell_unread(self.name, "dates", column, wrong)
         return pd.DatetimeIndex([*(times.get(text) for text in texts), None])[places]
 
@@ -378,10 +381,6 @@ class Dates:
         if found := read_dates(texts, self.format):
             return found[0]
         return times_of(texts, self.format or "ISO8601")
-
-    def outside(self, column: Series) -> Series:
-        """Return no entries: new dates are usually later than the training set."""
-        return column[:0]
 
     def show(self, features: Features) -> str:
         """Return the entry behind these features as a string."""

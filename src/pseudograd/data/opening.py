@@ -12,7 +12,6 @@ import stat
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -36,18 +35,12 @@ _BEGINNINGS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """An open file, the suffix of its format, and its size in bytes."""
-
-    file: BinaryIO
-    suffix: str
-    size: int
-
-
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Opened]:
-    """Open a file for reading, or standard input if the path is "-", and decompress it."""
+def opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
+    """Open a file for reading, or standard input if the path is "-", and decompress it.
+
+    Yields the open file and the suffix of its format.
+    """
     if str(path) == "-":
         most = available() // 4
         too_large = f"holds more than {most / 2**20:,.0f} MB: save it as a file, and name that"
@@ -65,10 +58,10 @@ def opened(path: Path) -> Iterator[Opened]:
         yield _unpacked(file, path.suffix.lower(), found.st_size, path)
 
 
-def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
+def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> tuple[BinaryIO, str]:
     """Decompress a file in memory, up to a limit for tables."""
     if suffix not in COMPRESSIONS:
-        return Opened(file, suffix, size)
+        return file, suffix
     most = min(max(HARMLESS, MOST_TIMES * size), available() // 4)
     too_large = (
         f"is not read: it decompresses to more than {most / 2**20:,.0f} MB, far more than a table "
@@ -86,7 +79,7 @@ def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
     else:
         with _UNPACKED[suffix](file) as unpacked:
             content = _bounded(unpacked, most, too_large)
-    return Opened(io.BytesIO(content), inner or _suffix_of(content), len(content))
+    return io.BytesIO(content), inner or _suffix_of(content)
 
 
 def _bounded(file: BinaryIO, most: int, too_large: str, any_format: bool = False) -> bytes:

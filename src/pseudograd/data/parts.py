@@ -62,19 +62,20 @@ def _draw_groups(
     lacking = fraction * (left if stratify else left.sum(keepdims=True))
     shuffled = [members[at] for at in _shuffled(len(members), seed)]
     room = max(1, len(members) - FOLDS)
-    # If every group is too large, take the smallest.
-    for any_size, tried in ((False, shuffled), (True, sorted(shuffled, key=len))):
-        for rows in tried:
-            counts = np.bincount(classes[rows], minlength=len(left))
-            more = counts if stratify else counts.sum(keepdims=True)
-            wanted = room and np.abs(lacking - more).sum() < np.abs(lacking).sum()
-            # Each class keeps a training example.
-            if (wanted or any_size) and (left - counts >= 1).all():
-                drawn[rows], room = True, room - 1
-                left, lacking = left - counts, lacking - more
-                if any_size:
-                    return drawn
-        if drawn.any():
+    for rows in shuffled:
+        counts = np.bincount(classes[rows], minlength=len(left))
+        more = counts if stratify else counts.sum(keepdims=True)
+        closer = np.abs(lacking - more).sum() < np.abs(lacking).sum()
+        # Each class keeps a training example.
+        if room and closer and (left - counts >= 1).all():
+            drawn[rows], room = True, room - 1
+            left, lacking = left - counts, lacking - more
+    if drawn.any():
+        return drawn
+    # Every group is larger than the test set should be: take the smallest possible.
+    for rows in sorted(shuffled, key=len):
+        if (left - np.bincount(classes[rows], minlength=len(left)) >= 1).all():
+            drawn[rows] = True
             return drawn
     raise OptionError(
         "group",

@@ -61,11 +61,7 @@ def read_table(
         with in_a_sentence(place):
             frame, comma = text.typed(places, known, codes=encoder is None)
             as_it_is = text.verbatim(kept) if kept else None
-        said = [without_titles(text.titles)] if text.titles else []
-        if text.assumed:
-            fix = "save it as UTF-8 if letters look wrong"
-            said.append(f"is not UTF-8 and was read as {text.assumed}: {fix}")
-        table = replace(table, comma=comma, said=f"{place} {' and '.join(said)}" if said else "")
+        table = replace(table, comma=comma, said=_assumptions(place, text))
     else:
         frame = table.frame.iloc[:, places].reset_index(drop=True)
         as_it_is = table.frame.iloc[:, kept].reset_index(drop=True) if kept else None
@@ -78,6 +74,15 @@ def read_table(
     return replace(table, frame=frame, kept=as_it_is)
 
 
+def _assumptions(place: str, text: Delimited) -> str:
+    """Return a note on what was assumed to read a text file; empty if nothing was."""
+    said = [without_titles(text.titles)] if text.titles else []
+    if text.assumed:
+        fix = "save it as UTF-8 if letters look wrong"
+        said.append(f"is not UTF-8 and was read as {text.assumed}: {fix}")
+    return f"{place} {' and '.join(said)}" if said else ""
+
+
 def name_of(source: Source) -> str:
     """Return the name of a file or data frame for messages."""
     if not isinstance(source, (str, Path)):
@@ -88,13 +93,13 @@ def name_of(source: Source) -> str:
 def _read(source: Source, target: str | None, new: bool) -> Table:
     if not isinstance(source, (str, Path)):
         return Table(_as_pandas(source))
-    with opened(Path(source)) as found:
-        if found.suffix not in READERS:
+    with opened(Path(source)) as (file, suffix):
+        if suffix not in READERS:
             raise Refusal(
                 f"must end in one of {', '.join(READERS)}, or be such a file compressed as "
                 f"{', '.join(COMPRESSIONS)}"
             )
-        return READERS[found.suffix](found.file, target or "", new)
+        return READERS[suffix](file, target or "", new)
 
 
 def _as_pandas(frame: Any) -> DataFrame:

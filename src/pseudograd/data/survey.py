@@ -47,27 +47,23 @@ class Notes:
     Attributes:
         columns: How each column is used, and why, as plain values.
         rows: The number of rows of each kind.
-        said: The messages, one line each.
-        doubts: The messages that are warnings.
+        said: The messages, one line each, and whether each is a warning.
 
     """
 
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    said: dict[str, bool] = field(default_factory=dict)
 
     def tell(self, stacklevel: int) -> None:
         """Issue all messages: as a `UserWarning` if doubtful, otherwise as a `Note`."""
-        for line in self.said:
-            warnings.warn(line, UserWarning if line in self.doubts else Note, stacklevel + 1)
+        for line, doubt in self.said.items():
+            warnings.warn(line, UserWarning if doubt else Note, stacklevel + 1)
         self.said.clear()
 
     def say(self, line: str, doubt: bool = False) -> None:
         """Add a message."""
-        self.said.append(line)
-        if doubt:
-            self.doubts.append(line)
+        self.said[line] = doubt
 
     def plain(self, encoder: Encoder) -> dict[str, Any]:
         """Return the notes for `Encoder.notes`."""

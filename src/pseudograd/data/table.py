@@ -19,6 +19,7 @@ from pseudograd.data.columns import (
     Choices,
     OptionError,
     Reading,
+    check_several,
     labels_in,
     read_column,
     target_column,
@@ -139,8 +140,16 @@ def load_table(
         raise OptionError(
             "target", f"must name the column of labels: one of {listed(table.frame.columns)}"
         )
-    _check_parts(place, table.test is not None, test_path, test_fraction)
-    frame, classes, readings = _looked_over(table, target, choices, place, notes)
+    for option, given in {"test_path": test_path, "test_fraction": test_fraction}.items():
+        if given is not None and table.test is not None:
+            raise OptionError(
+                option, f"must be left out: {place} has a test set of its own, X_test"
+            )
+    if table.said:
+        notes.say(table.said)
+    frame = _labelled(table.frame, target, choices, place, notes)
+    classes = _classes(frame, target, notes)
+    frame, readings = _read_columns(frame, table, target, choices, place, notes)
     if strict and notes.said:
         raise ValueError(f"{place} is refused, since strict is set: {'; '.join(notes.said)}")
     notes.tell(stacklevel=2)
@@ -149,18 +158,8 @@ def load_table(
     if test_path is None and table.test is None:
         drawn = draw(classes, test_fraction or 0.2, stratify, seed, groups)
     train = frame[~drawn]
-    if len(train) < FOLDS:
-        fix = "add rows" if test_fraction is None else "add rows, or lower test_fraction"
-        raise ValueError(
-            f"{place} leaves {len(train)} examples to train on, but cross-validation needs "
-            f"at least {FOLDS}: {fix}"
-        )
-    if groups is not None and (count := len(np.unique(groups[~drawn]))) < FOLDS:
-        raise OptionError(
-            "group",
-            f"leaves {counted(count, 'group')} to train on, but cross-validation needs at least "
-            f"{FOLDS}: name a column with more groups",
-        )
+    fix = "add rows" if test_fraction is None else "add rows, or lower test_fraction"
+    _check_folds(place, len(train), None if groups is None else groups[~drawn], fix)
     encoder = _fit(train, target, table.pixels, readings, notes)
     if isinstance(encoder.labels[0], float):
         notes.say(
@@ -175,35 +174,24 @@ def load_table(
         unknown = np.full(0 if drawn.any() else len(test), -1)
         groups = np.concatenate([groups[~drawn], groups[drawn], unknown])
     data = _dataset(source, train, test, encoder, groups)
-    if count := in_both_parts(data, encoder):
-        notes.rows["test rows that equal a training row"] = count
-        copies = "is a copy" if count == 1 else "are copies"
-        notes.say(
-            f"{count:,} of {data.test_size:,} test rows {copies} of a training row: the test error "
-            "may look too low"
-        )
+    _note_copies(data, encoder, notes)
     notes.tell(stacklevel=2)
     return data, replace(encoder, notes=notes.plain(encoder))
 
 
-def _looked_over(
-    table: Table, target: str, choices: Choices, place: str, notes: Notes
-) -> tuple[DataFrame, NDArray[np.intp], dict[str, Reading]]:
-    """Return the rows and columns to keep, the class indices, and how the columns are read."""
-    if table.said:
-        notes.say(table.said)
-    frame = _labelled(table.frame, target, choices, place, notes)
-    classes = _classes(frame, target, notes)
-    frame, readings = _read_columns(frame, table, target, choices, place, notes)
-    return frame, classes, readings
-
-
-def _check_parts(place: str, has_test: bool, test_path: object, test_fraction: object) -> None:
-    for option, given in {"test_path": test_path, "test_fraction": test_fraction}.items():
-        if given is not None and has_test:
-            raise OptionError(
-                option, f"must be left out: {place} has a test set of its own, X_test"
-            )
+def _check_folds(place: str, examples: int, groups: NDArray[np.int64] | None, fix: str) -> None:
+    """Raise if the training set has too few examples or groups for one in each fold."""
+    if examples < FOLDS:
+        raise ValueError(
+            f"{place} leaves {examples} examples to train on, but cross-validation needs "
+            f"at least {FOLDS}: {fix}"
+        )
+    if groups is not None and (count := len(np.unique(groups))) < FOLDS:
+        raise OptionError(
+            "group",
+            f"leaves {counted(count, 'group')} to train on, but cross-validation needs at least "
+            f"{FOLDS}: name a column with more groups",
+        )
 
 
 def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
@@ -211,11 +199,7 @@ def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
     classes, labels = labels_in(target, frame[target])
     if len(labels) == len(frame):
         raise ValueError(f"target {target!r} differs in all rows: name a column of classes")
-    if len(labels) < 2:
-        raise ValueError(
-            f"target {target!r} has a single class, {listed(labels)}: "
-            "name a column with two or more"
-        )
+    check_several(target, labels)
     if question := question_target(target, classes, labels):
         notes.say(question, doubt=True)
     return classes
@@ -328,6 +312,16 @@ def _dataset(
         rows=torch.from_numpy(np.concatenate([part.index + 1 for part in (train, test)])),
         groups=None if groups is None else torch.from_numpy(groups),
     )
+
+
+def _note_copies(data: Dataset, encoder: Encoder, notes: Notes) -> None:
+    if count := in_both_parts(data, encoder):
+        notes.rows["test rows that equal a training row"] = count
+        copies = "is a copy" if count == 1 else "are copies"
+        notes.say(
+            f"{count:,} of {data.test_size:,} test rows {copies} of a training row: the test error "
+            "may look too low"
+        )
 
 
 def read_frame(source: Source, encoder: Encoder) -> DataFrame:

@@ -59,7 +59,12 @@ def distinct(entries: Series, *, texts: bool = True) -> tuple[NDArray[np.intp], 
     if not texts or entries.dtype == "str":
         return places, found
     again, names = pd.factorize(np.array([as_text(value) for value in found], object))
-    return np.append(again, -1)[places], names.tolist()
+    return spread(again, places, -1), names.tolist()
+
+
+def spread(values: NDArray[Any], places: NDArray[np.intp], missing: Any) -> NDArray[Any]:
+    """Return the value at each place, and ``missing`` where the place is -1."""
+    return np.append(values, missing)[places]  # -1 is the last index
 
 
 def as_text(value: Any) -> str:

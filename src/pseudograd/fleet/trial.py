@@ -78,6 +78,11 @@ class Split:
         if self.bagged and (self.test or self.retrain):
             raise ValueError("bagged must be left out with test or retrain: it has its own folds")
 
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether the network may become part of the model."""
+        return self.retrain or self.bagged
+
     def indices(
         self, count: int, *, early_stopping: bool = True, held_out: float | None = None
     ) -> Parts:

@@ -19,12 +19,18 @@ from torch.nn._reduction import legacy_get_string
 from pseudograd.loss import cpu
 from pseudograd.loss.autograd import (
     are_hooked,
-    prepare_tracing,
     rows_of,
     zero_if_ignored,
     zero_with_gradient,
 )
-from pseudograd.loss.checks import REDUCTIONS, check_dense, check_dtype, checked_k
+from pseudograd.loss.checks import (
+    check_constant,
+    check_dense,
+    check_device,
+    check_dtype,
+    check_reduction,
+    checked_k,
+)
 from pseudograd.loss.functional import (
     ON_GPU,
     PRECISE,
@@ -34,7 +40,8 @@ from pseudograd.loss.functional import (
     loss_dtype,
     may_need_gradient,
 )
-from pseudograd.loss.modules import TunableModule
+from pseudograd.loss.modes import prepare_tracing
+from pseudograd.loss.modules import TunableModule, check_convertible
 from pseudograd.loss.usual import is_usual_binary
 from pseudograd.rules import paper
 from pseudograd.rules.checks import GREATEST_K, LEAST_K, holds_numbers, is_eager
@@ -120,12 +127,21 @@ def tunable_binary_cross_entropy_with_logits(
     route = chosen_route(input, target, "auto")
     learns = may_need_gradient(target, route)
     settings = (target, k, weight, pos_weight, reduction)
+    # One kernel where there is one.
     if route == "cpu" and dtype.itemsize >= 4 and not (learns or are_hooked()):
         return cpu.fused_binary(input.to(dtype), *settings)
     if route == "triton" and is_eager() and not learns and input.numel():
         from pseudograd.loss.triton.binary import fused_binary
 
         return fused_binary(input, *settings, dtype)
+    return _loss_in_torch(input, *settings, dtype, learns)
+
+
+def _loss_in_torch(
+    input: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None,
+    pos_weight: Tensor | None, reduction: str, dtype: torch.dtype, learns: bool,
+) -> Tensor:  # fmt: skip
+    """Return the loss in elementwise operations; ``learns`` if the target needs a gradient."""
     k = _column(k, input) if isinstance(k, Tensor) else k
     z = input.to(dtype).reshape(-1, 1)
     t = (target.detach() if learns else target).to(dtype).reshape(-1, 1)
@@ -236,23 +252,20 @@ def _check_arguments(
                 f"{name} must hold floating-point numbers, not {tensor.dtype}; use .float()"
             )
         check_dtype(name, tensor)
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+    check_reduction(reduction)
     if target.shape != input.shape:
         raise ValueError(
             f"target must have the shape of input, {tuple(input.shape)}, not {tuple(target.shape)}"
         )
-    if target.device != input.device:
-        raise ValueError(f"target is on {target.device} but input is on {input.device}")
+    check_device("target", target, input.device)
     for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
         if factors is None:
             continue
         _check_factors(name, factors)
         _check_spreads(name, factors, input)
-        if factors.device != input.device and factors.dim():
-            raise ValueError(f"{name} is on {factors.device} but input is on {input.device}")
-        if factors.requires_grad:
-            raise ValueError(f"{name} must not require a gradient; use {name}.detach()")
+        if factors.dim():
+            check_device(name, factors, input.device)
+        check_constant(name, factors)
 
 
 def _check_factors(name: str, factors: Any) -> None:
@@ -318,8 +331,7 @@ class TunableBCEWithLogitsLoss(TunableModule, nn.BCEWithLogitsLoss):
         super().__init__(k, persistent)
         if size_average is not None or reduce is not None:
             reduction = legacy_get_string(size_average, reduce)
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+        check_reduction(reduction)
         self.reduction = reduction
         for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
             _check_factors(name, factors)
@@ -342,12 +354,7 @@ class TunableBCEWithLogitsLoss(TunableModule, nn.BCEWithLogitsLoss):
             TunableBCEWithLogitsLoss(k=0.5, reduction='sum')
 
         """
-        # A subclass that overrides ``forward`` is a different loss.
-        if getattr(type(criterion), "forward", None) is not nn.BCEWithLogitsLoss.forward:
-            raise TypeError(
-                "criterion must be a torch.nn.BCEWithLogitsLoss, not "
-                f"{type(criterion).__name__}; to change the k of a tunable loss, set its k"
-            )
+        check_convertible(criterion, nn.BCEWithLogitsLoss)
         converted = cls(
             criterion.weight,
             reduction=criterion.reduction,

@@ -66,13 +66,11 @@ def check_arguments(
             f"target must hold class indices of shape {tuple(examples)} for an input "
             f"of shape {tuple(shape)}, not {tuple(target.shape)}"
         )
-    if target.device != input.device:
-        raise ValueError(f"target is on {target.device} but input is on {input.device}")
+    check_device("target", target, input.device)
     if weight is not None:
         check_factors("weight", weight)
         check_class_factors("weight", weight, classes)
-        if weight.device != input.device:
-            raise ValueError(f"weight is on {weight.device} but input is on {input.device}")
+        check_device("weight", weight, input.device)
     return examples
 
 
@@ -82,9 +80,14 @@ def check_settings(ignore_index: int, reduction: str, label_smoothing: float) ->
         raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if not -(2**63) <= ignore_index < 2**63:
         raise ValueError(f"ignore_index must fit in 64 bits, not {ignore_index}")
+    check_reduction(reduction)
+    check_number("label_smoothing", label_smoothing, 0, 1, "a number in [0, 1]")
+
+
+def check_reduction(reduction: str) -> None:
+    """Raise unless ``reduction`` is a known name."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
-    check_number("label_smoothing", label_smoothing, 0, 1, "a number in [0, 1]")
 
 
 def _is_whole(number: object) -> bool:
@@ -124,21 +127,35 @@ def check_dtype(name: str, tensor: Tensor) -> None:
         )
 
 
+def check_floats(name: str, tensor: object, content: str = "", advice: str = "") -> None:
+    """Raise unless this is a dense tensor of a floating-point dtype that PyTorch has losses for."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        wanted = f"a floating-point tensor{content}"
+        raise TypeError(f"{name} must be {wanted}, not {_described(tensor)}{advice}")
+    check_dtype(name, tensor)
+    check_dense(name, tensor)
+
+
+def check_device(name: str, tensor: Tensor, device: torch.device, of: str = "input") -> None:
+    """Raise unless a tensor is on the device of another one."""
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device} but {of} is on {device}")
+
+
+def check_constant(name: str, tensor: Tensor) -> None:
+    """Raise if a tensor requires a gradient, which the loss would not compute."""
+    if tensor.requires_grad:
+        raise ValueError(f"{name} must not require a gradient; use {name}.detach()")
+
+
 def check_factors(name: str, factors: Tensor | None) -> None:
     """Raise unless per-class values are None or a dense floating-point tensor."""
-    if factors is None:
-        return
-    if not isinstance(factors, Tensor) or not factors.is_floating_point():
+    if factors is not None:
         # A k passed by position arrives as ``weight``.
         given: Any = factors
         is_k = name == "weight" and isinstance(given, (int, float))
         advice = "; pass k by keyword, k=..." if is_k else ""
-        raise TypeError(
-            f"{name} must be a floating-point tensor with one value for each class, not "
-            f"{_described(given)}{advice}"
-        )
-    check_dtype(name, factors)
-    check_dense(name, factors)
+        check_floats(name, factors, " with one value for each class", advice)
 
 
 def check_class_factors(name: str, factors: Tensor, classes: int) -> None:
@@ -148,8 +165,8 @@ def check_class_factors(name: str, factors: Tensor, classes: int) -> None:
             f"{name} must have one value for each of the {classes} classes, shape ({classes},), "
             f"not {tuple(factors.shape)}"
         )
-    if name != "bias" and factors.requires_grad:
-        raise ValueError(f"{name} must not require a gradient; use {name}.detach()")
+    if name != "bias":
+        check_constant(name, factors)
 
 
 def check_linear(
@@ -161,21 +178,16 @@ def check_linear(
     chunk_rows: int | None,
 ) -> None:
     """Raise unless the tensors of a linear layer and its loss fit together."""
-    tensors = {"hidden": hidden, "weight": weight, "bias": bias, "class_weight": class_weight}
-    for name, tensor in tensors.items():
-        if tensor is None and name in ("bias", "class_weight"):
-            continue
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise TypeError(f"{name} must be a floating-point tensor, not {_described(tensor)}")
-        check_dtype(name, tensor)
-        check_dense(name, tensor)
+    optional = {"bias": bias, "class_weight": class_weight}
+    factors = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    for name, tensor in {"hidden": hidden, "weight": weight, **factors}.items():
+        check_floats(name, tensor)
         if hasattr(tensor, "device_mesh"):
             raise TypeError(
                 f"{name} is a distributed tensor; pass {name}.full_tensor(), or {name}.to_local() "
                 "with the process_group that the classes are split over"
             )
-        if tensor.device != hidden.device:
-            raise ValueError(f"{name} is on {tensor.device} but hidden is on {hidden.device}")
+        check_device(name, tensor, hidden.device, "hidden")
         same_dtype = name == "class_weight" or tensor.dtype == hidden.dtype
         if not (same_dtype or autocast_is_on(hidden)):
             raise TypeError(
@@ -188,9 +200,13 @@ def check_linear(
             f"hidden must have the shape (..., {weight.shape[1]}) for a weight of shape "
             f"{tuple(weight.shape)}, not {tuple(hidden.shape)}"
         )
-    for name in ("bias", "class_weight"):
-        if (tensor := tensors[name]) is not None:
-            check_class_factors(name, tensor, len(weight))
+    for name, tensor in factors.items():
+        check_class_factors(name, tensor, len(weight))
+    _check_linear_target(hidden, weight, target)
+    check_chunk_rows(chunk_rows)
+
+
+def _check_linear_target(hidden: Tensor, weight: Tensor, target: Tensor) -> None:
     if not isinstance(target, Tensor) or target.dtype == torch.bool or target.is_complex():
         raise TypeError("target must be a tensor of class indices or class probabilities")
     wanted, kind = tuple(hidden.shape[:-1]), "class indices"
@@ -207,9 +223,7 @@ def check_linear(
             f"target must hold {kind} of shape {wanted} for hidden of "
             f"shape {tuple(hidden.shape)}, not {tuple(target.shape)}"
         )
-    if target.device != hidden.device:
-        raise ValueError(f"target is on {target.device} but hidden is on {hidden.device}")
-    check_chunk_rows(chunk_rows)
+    check_device("target", target, hidden.device, "hidden")
 
 
 def check_softcap(softcap: float | None) -> None:
@@ -279,8 +293,7 @@ def check_class_k(
     check_class_factors("class_k", class_k, classes)
     if isinstance(k, Tensor) and k.dim() > 0:
         raise ValueError("pass k for each example or class_k for each class, not both")
-    if class_k.device != device:
-        raise ValueError(f"class_k is on {class_k.device} but target is on {device}")
+    check_device("class_k", class_k, device, "target")
 
 
 def check_class_k_values(class_k: Tensor) -> None:
@@ -295,22 +308,14 @@ def check_class_k_values(class_k: Tensor) -> None:
 
 def check_sample_weight(sample_weight: Tensor, shape: torch.Size, device: torch.device) -> None:
     """Raise unless ``sample_weight`` has one weight for each example, and no gradient."""
-    if not isinstance(sample_weight, Tensor) or not sample_weight.is_floating_point():
-        raise TypeError(
-            "sample_weight must be a floating-point tensor with one weight for each example, not "
-            f"{_described(sample_weight)}"
-        )
-    check_dtype("sample_weight", sample_weight)
-    check_dense("sample_weight", sample_weight)
+    check_floats("sample_weight", sample_weight, " with one weight for each example")
     if sample_weight.shape != shape:
         raise ValueError(
             f"sample_weight must have one weight for each example, shape {tuple(shape)}, not "
             f"{tuple(sample_weight.shape)}"
         )
-    if sample_weight.device != device:
-        raise ValueError(f"sample_weight is on {sample_weight.device} but input is on {device}")
-    if sample_weight.requires_grad:
-        raise ValueError("sample_weight must not require a gradient; use sample_weight.detach()")
+    check_device("sample_weight", sample_weight, device)
+    check_constant("sample_weight", sample_weight)
 
 
 def check_implementation(implementation: str) -> None:

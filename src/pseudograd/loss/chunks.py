@@ -29,6 +29,19 @@ from pseudograd.rules.paper import (
 
 Products = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
+
+class _Settings(NamedTuple):
+    """The arguments of `linear_products` that are the same for all chunks."""
+
+    class_weight: Tensor | None
+    ignore_index: int
+    smoothing: float
+    softcap: float
+    z_factor: float | Tensor
+    route: str
+    group: str
+
+
 _SCHEMA = """(
     Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float k, Tensor? ks,
     Tensor? class_weight, Tensor? per_example, Tensor? factor, int ignore_index, float smoothing,
@@ -52,17 +65,16 @@ def linear_products(
     """
     counted = counted_rows(target, len(hidden), ignore_index)
     labels = _labels(target, counted, class_weight, len(weight), ignore_index, group)
-    divisor = (labels.weight if per_example is None else labels.weight * per_example).sum()
+    divisor = _times(labels.weight, per_example).sum()
     z_factor: float | Tensor = z_loss
     if z_loss and class_weight is not None and (mean or later):
         # The division by the sum of the weights then gives a mean without class weights.
-        count = (counted if per_example is None else counted * per_example).sum()
+        count = _times(counted, per_example).sum()
         z_factor = torch.where(divisor == 0, 0, z_loss * divisor / count)
-    if factor is not None and per_example is not None:
-        factor = factor * per_example
-    if factor is not None and mean:
-        factor = torch.where(divisor == 0, 0, factor / divisor)
-    settings = (class_weight, ignore_index, smoothing, softcap, z_factor, route, group)
+    if factor is not None:
+        factor = _times(factor, per_example)
+        factor = torch.where(divisor == 0, 0, factor / divisor) if mean else factor
+    settings = _Settings(class_weight, ignore_index, smoothing, softcap, z_factor, route, group)
     values = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
     of_hidden, of_weight, of_bias = _buffers(hidden, weight, bias, factor, wanted)
     buffer = hidden.new_empty((min(chunk_rows, len(hidden)), len(weight)))
@@ -80,7 +92,7 @@ def linear_products(
         factor_part = None
         if factor is not None:
             factor_part = (factor if len(factor) == 1 else factor[part]).expand(len(x))
-        values[part] = _loss_of_chunk(logits, labels.rows(part), k_part, factor_part, *settings)
+        values[part] = _loss_of_chunk(logits, labels.rows(part), k_part, factor_part, settings)
         if factor is None:
             continue
         # The buffer now holds pseudo-gradients.
@@ -98,6 +110,10 @@ def linear_products(
         values = times_weights(values, per_example)
     divisors = torch.stack((divisor, unit * divisor))
     return values, divisors, of_hidden, of_weight, of_bias.to(hidden.dtype)
+
+
+def _times(values: Tensor, per_example: Tensor | None) -> Tensor:
+    return values if per_example is None else values * per_example
 
 
 class _Labels(NamedTuple):
@@ -133,22 +149,19 @@ def _labels(
 
 
 def _loss_of_chunk(
-    logits: Tensor, labels: _Labels, k: Sensitivity, factor: Tensor | None,
-    class_weight: Tensor | None, ignore_index: int, smoothing: float, softcap: float,
-    z_factor: float | Tensor, route: str, group: str,
-) -> Tensor:  # fmt: skip
+    logits: Tensor, labels: _Labels, k: Sensitivity, factor: Tensor | None, settings: _Settings
+) -> Tensor:
     """Return the values of rows; with a factor, overwrite the logits with the gradients."""
-    slope = _cap(logits, softcap, factor is not None) if softcap else None
+    slope = _cap(logits, settings.softcap, factor is not None) if settings.softcap else None
     squares = of_z_loss = None
-    if isinstance(z_factor, Tensor) or z_factor:
-        squares, of_z_loss = _z_loss(logits, labels.counted, factor, z_factor, group)
-    if group and smoothing:
-        values = _split_smoothed(logits, labels, k, class_weight, smoothing, factor, group)
-    elif group:
-        values = _split(logits, labels, k, factor, group, route == "triton")
+    if isinstance(settings.z_factor, Tensor) or settings.z_factor:
+        squares, of_z_loss = _z_loss(logits, labels.counted, factor, settings)
+    if settings.group and settings.smoothing:
+        values = _split_smoothed(logits, labels, k, factor, settings)
+    elif settings.group:
+        values = _split(logits, labels, k, factor, settings)
     else:
-        by = _ROUTES[route]
-        values = by(logits, labels.target, k, class_weight, ignore_index, smoothing, factor)
+        values = _ROUTES[settings.route](logits, labels.target, k, factor, settings)
     if of_z_loss is not None:
         logits.add_(of_z_loss)
     if slope is not None:
@@ -196,17 +209,17 @@ def counted_rows(target: Tensor, rows: int, ignore_index: int) -> Tensor:
 
 
 def _z_loss(
-    logits: Tensor, counted: Tensor, factor: Tensor | None, z_factor: float | Tensor, group: str
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    logits: Tensor, counted: Tensor, factor: Tensor | None, settings: _Settings
+) -> tuple[Tensor, Tensor | None]:
     """Return ``z_factor`` · L² of each row and, with a factor, its gradient times that factor.
 
     L is the log-sum-exp of the row's logits, and the gradient 2 · z_factor · L · softmax.
     """
-    classes = ALL_CLASSES
-    if group:
+    classes, z_factor = ALL_CLASSES, settings.z_factor
+    if settings.group:
         from pseudograd.loss.parallel import SplitClasses
 
-        classes = SplitClasses(group)
+        classes = SplitClasses(settings.group)
     top = classes.largest(in_working_precision(logits.amax(-1, keepdim=True)))
     powers = (logits - top).exp_()  # half types are promoted to the top's dtype, float32
     total = wide(classes.total(powers))
@@ -227,12 +240,12 @@ def _z_loss(
 
 
 def _by_triton(
-    logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
-    smoothing: float, factor: Tensor | None,
-) -> Tensor:  # fmt: skip
+    logits: Tensor, target: Tensor, k: Sensitivity, factor: Tensor | None, settings: _Settings
+) -> Tensor:
     from pseudograd.loss.triton.launch import launch, rows_of_loss
 
     values = logits.new_empty(len(logits), dtype=torch.float64)
+    class_weight, ignore_index, smoothing, *_ = settings
     rows = rows_of_loss(logits, target, k, class_weight, ignore_index, smoothing)
     with torch.cuda.device_of(logits):
         launch(rows, values, None if factor is None else logits, grad=factor)
@@ -240,18 +253,18 @@ def _by_triton(
 
 
 def _by_cpu(
-    logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
-    smoothing: float, factor: Tensor | None,
-) -> Tensor:  # fmt: skip
+    logits: Tensor, target: Tensor, k: Sensitivity, factor: Tensor | None, settings: _Settings
+) -> Tensor:
     from pseudograd.loss.cpu import values_and_gradients
 
+    class_weight, ignore_index, smoothing, *_ = settings
     return values_and_gradients(logits, target, k, class_weight, ignore_index, smoothing, factor)
 
 
 def _by_torch(
-    logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
-    smoothing: float, factor: Tensor | None,
-) -> Tensor:  # fmt: skip
+    logits: Tensor, target: Tensor, k: Sensitivity, factor: Tensor | None, settings: _Settings
+) -> Tensor:
+    class_weight, ignore_index, smoothing, *_ = settings
     if target.is_floating_point():
         q = weighted(smoothed(target.to(working_dtype(logits)), smoothing), class_weight)
         ones = torch.ones_like(q[:, 0], dtype=working_dtype(logits))
@@ -282,24 +295,25 @@ def _by_rows(
 
 
 def _split_smoothed(
-    logits: Tensor, labels: _Labels, k: Sensitivity, class_weight: Tensor | None, smoothing: float,
-    factor: Tensor | None, group: str,
-) -> Tensor:  # fmt: skip
+    logits: Tensor, labels: _Labels, k: Sensitivity, factor: Tensor | None, settings: _Settings
+) -> Tensor:
     from pseudograd.loss.parallel import SplitClasses, smoothed_target
 
-    q = smoothed_target(labels.column, logits.shape[1], class_weight, smoothing, group)
+    group, smoothing = settings.group, settings.smoothing
+    q = smoothed_target(labels.column, logits.shape[1], settings.class_weight, smoothing, group)
     row_weight = labels.counted.to(working_dtype(logits))
     return _by_rows(ClassProbabilities(SplitClasses(group)), logits, q, k, row_weight, factor)
 
 
 def _split(
-    logits: Tensor, labels: _Labels, k: Sensitivity, factor: Tensor | None, group: str, triton: bool
+    logits: Tensor, labels: _Labels, k: Sensitivity, factor: Tensor | None, settings: _Settings
 ) -> Tensor:
     from pseudograd.loss.parallel import push, whole_rows
     from pseudograd.rules import paper
 
     column, row_weight = labels.column, labels.weight
-    whole = whole_rows(logits, column, k, group, triton)
+    triton = settings.route == "triton"
+    whole = whole_rows(logits, column, k, settings.group, triton)
     if factor is not None:
         push(logits, column, k, whole, (factor * row_weight).unsqueeze(-1), triton, out=logits)
     value = paper.cross_entropy(whole.margin).squeeze(-1)

@@ -17,13 +17,6 @@ from pseudograd.loss import cpu, graph
 from pseudograd.loss.autograd import (
     RowFunction,
     RowLoss,
-    is_compiled,
-    is_eager,
-    is_exporting,
-    is_jit_traced,
-    is_transformed,
-    keep_whole,
-    prepare_tracing,
     row_values,
     zero_with_gradient,
 )
@@ -38,6 +31,14 @@ from pseudograd.loss.checks import (
     name_of_group,
     python_number,
 )
+from pseudograd.loss.modes import (
+    is_compiled,
+    is_exporting,
+    is_jit_traced,
+    is_transformed,
+    keep_whole,
+    prepare_tracing,
+)
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
 from pseudograd.loss.targets import (
     checked_weights,
@@ -51,7 +52,7 @@ from pseudograd.loss.targets import (
     weighted_reduction,
 )
 from pseudograd.loss.usual import is_usual, is_usual_in_graph
-from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, holds_numbers
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, holds_numbers, is_eager
 from pseudograd.rules.paper import Sensitivity, in_working_precision, working_dtype
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ upstream gradient. Without a reduction, the backward pass computes everything.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,12 +21,7 @@ from pseudograd.loss.autograd import (
     final,
     graph_is_kept,
     is_batch,
-    is_eager,
-    is_jit_traced,
-    is_kept_as_graph,
-    keep_whole,
     number_or_tensor,
-    prepare_tracing,
     refuse_forward_mode,
     without_symbol,
 )
@@ -49,8 +44,9 @@ from pseudograd.loss.functional import (
     refuse_split_probabilities,
     tunable_cross_entropy,
 )
+from pseudograd.loss.modes import is_jit_traced, is_kept_as_graph, keep_whole, prepare_tracing
 from pseudograd.loss.targets import checked_weights, k_of_examples
-from pseudograd.rules.checks import holds_numbers
+from pseudograd.rules.checks import holds_numbers, is_eager
 from pseudograd.rules.paper import (
     Sensitivity,
     in_working_precision,
@@ -157,25 +153,39 @@ def tunable_linear_cross_entropy(
     per_example = None
     if sample_weight is not None:
         per_example = checked_weights(sample_weight, examples, hidden.device)
-    arguments = (
+    given = _Given(
         hidden, weight, bias, target, k, class_weight, per_example, ignore_index, reduction,
         label_smoothing, softcap, float(z_loss), implementation,
     )  # fmt: skip
     # Export would drop the backward pass (see `loss.autograd`), and `jit.trace` accepts no lists.
     if is_kept_as_graph() or is_jit_traced():
-        value = _in_two_steps(*arguments, process_group)
+        value = _in_two_steps(given, process_group)
     else:
-        value = _in_chunks(*arguments, group, chunk_rows)
+        value = _in_chunks(given, group, chunk_rows)
     return value.reshape(examples) if reduction == "none" else value
 
 
-def _in_chunks(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: Sensitivity,
-    class_weight: Tensor | None, per_example: Tensor | None, ignore_index: int, reduction: str,
-    smoothing: float, softcap: float | None, z_loss: float, implementation: str, group: str,
-    chunk_rows: int | None,
-) -> Tensor:  # fmt: skip
-    """Return the loss of checked arguments, holding the logits of one chunk at a time."""
+class _Given(NamedTuple):
+    """Checked arguments of `tunable_linear_cross_entropy`, with a row for each target."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    target: Tensor
+    k: Sensitivity
+    class_weight: Tensor | None
+    per_example: Tensor | None
+    ignore_index: int
+    reduction: str
+    smoothing: float
+    softcap: float | None
+    z_loss: float
+    implementation: str
+
+
+def _in_chunks(given: _Given, group: str, chunk_rows: int | None) -> Tensor:
+    """Return the loss, holding the logits of one chunk at a time."""
+    hidden, weight, bias, target = given.hidden, given.weight, given.bias, given.target
     dtype = hidden.dtype
     if autocast_is_on(hidden):
         dtype = working_dtype(hidden)
@@ -185,40 +195,43 @@ def _in_chunks(
     if target.is_floating_point():
         dtype = torch.promote_types(dtype, target.dtype)
     rows = hidden.reshape(-1, hidden.shape[-1])
-    route = chosen_route(rows, target, implementation)
+    route = chosen_route(rows, target, given.implementation)
     tensors = (rows, weight, bias)
     training = torch.is_grad_enabled()
     wanted = [training and t is not None and t.requires_grad for t in tensors]
     row_bytes = len(weight) * rows.element_size()
     value = _linear(
-        *tensors, target, as_column(k, rows), class_weight, per_example, ignore_index,
-        reduction, smoothing, softcap or 0.0, z_loss, route, group,
-        chunk_rows or _chunk_rows(len(rows), rows.shape[1], row_bytes), wanted,
+        *tensors, target, as_column(given.k, rows), given.class_weight, given.per_example,
+        given.ignore_index, given.reduction, given.smoothing, given.softcap or 0.0, given.z_loss,
+        route, group, chunk_rows or _chunk_rows(len(rows), rows.shape[1], row_bytes), wanted,
     )  # fmt: skip
     return value.to(dtype)
 
 
-def _in_two_steps(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: Sensitivity,
-    class_weight: Tensor | None, per_example: Tensor | None, ignore_index: int, reduction: str,
-    smoothing: float, softcap: float | None, z_loss: float, implementation: str,
-    process_group: ProcessGroup | None,
-) -> Tensor:  # fmt: skip
-    """Return the loss of checked arguments from all logits at once, for exported graphs."""
-    logits = functional.linear(hidden, weight, bias).reshape(-1, weight.shape[0])
+def _in_two_steps(given: _Given, process_group: ProcessGroup | None) -> Tensor:
+    """Return the loss from all logits at once, for exported graphs."""
+    weight, target, k, softcap = given.weight, given.target, given.k, given.softcap
+    logits = functional.linear(given.hidden, weight, given.bias).reshape(-1, weight.shape[0])
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
     value = tunable_cross_entropy(
-        logits, target, class_weight, ignore_index=ignore_index, reduction=reduction,
-        label_smoothing=smoothing, k=k.flatten() if isinstance(k, Tensor) and k.dim() else k,
-        sample_weight=per_example, implementation=implementation, process_group=process_group,
-    )  # fmt: skip
-    if not z_loss:
+        logits,
+        target,
+        given.class_weight,
+        ignore_index=given.ignore_index,
+        reduction=given.reduction,
+        label_smoothing=given.smoothing,
+        k=k.flatten() if isinstance(k, Tensor) and k.dim() else k,
+        sample_weight=given.per_example,
+        implementation=given.implementation,
+        process_group=process_group,
+    )
+    if not given.z_loss:
         return value
     if process_group is not None:
         raise NotImplementedError("z_loss with a process_group cannot be exported; use z_loss=0")
-    counted = counted_rows(target, logits.shape[0], ignore_index)
-    squares = _squares(logits, counted, per_example, reduction)
-    return (value + z_loss * squares).to(value.dtype)
+    counted = counted_rows(target, logits.shape[0], given.ignore_index)
+    squares = _squares(logits, counted, given.per_example, given.reduction)
+    return (value + given.z_loss * squares).to(value.dtype)
 
 
 def _squares(logits: Tensor, counted: Tensor, per_example: Tensor | None, reduction: str) -> Tensor:
@@ -254,6 +267,21 @@ def _linear(
 keep_whole(_linear)
 
 
+class _Settings(NamedTuple):
+    """The arguments of `_Linear` that are not tensors; its backward pass needs them, too."""
+
+    k: float
+    ignore_index: int
+    reduction: str
+    smoothing: float
+    softcap: float
+    z_loss: float
+    route: str
+    group: str
+    chunk_rows: int
+    wanted: list[bool]
+
+
 class _Linear(Function):
     @staticmethod
     def forward(
@@ -284,7 +312,7 @@ class _Linear(Function):
         _, *products = output
         ctx.mark_non_differentiable(*products)
         ctx.set_materialize_grads(False)
-        ctx.settings = (k, *settings)
+        ctx.settings = _Settings(k, *settings)
         ctx.save_for_backward(
             hidden, weight, bias, target, ks, class_weight, per_example, *products
         )
@@ -297,22 +325,23 @@ class _Linear(Function):
         hidden, weight, bias, target, ks, class_weight, per_example, divisors, *products = (
             ctx.saved_tensors
         )
-        k, ignore_index, reduction, smoothing, softcap, z_loss, *places, wanted = ctx.settings
-        route, group, chunk_rows = places
-        if reduction == "none":
+        own: _Settings = ctx.settings
+        if own.reduction == "none":
+            mean = later = False
             _, _, *products = _Late.apply(
-                hidden, weight, bias, target, k, ks, class_weight, per_example, grad, ignore_index,
-                smoothing, softcap, z_loss, False, False, route, group, chunk_rows, wanted,
+                hidden, weight, bias, target, own.k, ks, class_weight, per_example, grad,
+                own.ignore_index, own.smoothing, own.softcap, own.z_loss, mean, later, own.route,
+                own.group, own.chunk_rows, own.wanted,
             )  # fmt: skip
         else:
             by = grad
-            if _is_divided_later(hidden, reduction == "mean"):
+            if _is_divided_later(hidden, own.reduction == "mean"):
                 by = torch.where(divisors[1] == 0, 0, grad / divisors[1]).to(grad.dtype)
             keep = graph_is_kept() or is_batch(grad) or not is_eager()
-            products = [_scaled(product, by, route == "triton", keep) for product in products]
+            products = [_scaled(product, by, own.route == "triton", keep) for product in products]
         results = (
             final(product, hidden, weight, bias) if wants else None
-            for product, wants in zip(products, wanted, strict=True)
+            for product, wants in zip(products, own.wanted, strict=True)
         )
         return *results, *nothing
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn._reduction import legacy_get_string
 
-from pseudograd.loss.autograd import is_exporting
 from pseudograd.loss.checks import (
     check_chunk_rows,
     check_class_k,
@@ -24,6 +23,7 @@ from pseudograd.loss.checks import (
 )
 from pseudograd.loss.functional import tunable_cross_entropy
 from pseudograd.loss.linear import tunable_linear_cross_entropy
+from pseudograd.loss.modes import is_exporting
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.paper import Sensitivity
 
@@ -159,6 +159,15 @@ class TunableLoss(TunableModule):
         return self
 
 
+def check_convertible(criterion: object, kind: type[nn.Module]) -> None:
+    """Raise unless a loss is one of PyTorch's; a subclass that overrides ``forward`` is not."""
+    if getattr(type(criterion), "forward", None) is not kind.forward:
+        raise TypeError(
+            f"criterion must be a torch.nn.{kind.__name__}, not {type(criterion).__name__}; to "
+            "change the k of a tunable loss, set its k"
+        )
+
+
 def _scalar(k: float, device: torch.device) -> Tensor:
     dtype = torch.float32 if device.type == "mps" else torch.float64
     # Not 0-dimensional: the compiler would read the value and compile twice.
@@ -249,12 +258,7 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
             TunableCrossEntropyLoss(k=0.5, reduction='mean', label_smoothing=0.1)
 
         """
-        # A subclass that overrides ``forward`` is a different loss.
-        if getattr(type(criterion), "forward", None) is not nn.CrossEntropyLoss.forward:
-            raise TypeError(
-                "criterion must be a torch.nn.CrossEntropyLoss, not "
-                f"{type(criterion).__name__}; to change the k of a tunable loss, set its k"
-            )
+        check_convertible(criterion, nn.CrossEntropyLoss)
         converted = cls(
             criterion.weight,
             ignore_index=criterion.ignore_index,

@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from pseudograd.loss.autograd import (
-    keep_whole,
-    number_or_tensor,
-    row_values,
-)
+from pseudograd.loss.autograd import number_or_tensor, row_values
+from pseudograd.loss.modes import keep_whole
 from pseudograd.loss.rows import ClassProbabilities
 from pseudograd.rules import paper
 from pseudograd.rules.paper import Sensitivity

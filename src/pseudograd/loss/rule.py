@@ -11,14 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from torch.nn._reduction import legacy_get_string
 
-from pseudograd.loss.autograd import (
-    constant,
-    is_eager,
-    keep_whole,
-    prepare_tracing,
-    rows_of,
-    zero_with_gradient,
-)
+from pseudograd.loss.autograd import constant, rows_of, zero_with_gradient
 from pseudograd.loss.checks import (
     check_arguments,
     check_factors,
@@ -33,8 +26,10 @@ from pseudograd.loss.functional import (
     cross_entropy_rows,
     loss_dtype,
 )
+from pseudograd.loss.modes import keep_whole, prepare_tracing
 from pseudograd.loss.rows import ByRule
 from pseudograd.loss.targets import checked_weights, weighted_reduction
+from pseudograd.rules.checks import is_eager
 from pseudograd.rules.framework import Rule, takes_two
 from pseudograd.rules.paper import Sensitivity, wide
 from pseudograd.rules.reweighted import checked_factors, factor_of

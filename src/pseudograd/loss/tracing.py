@@ -2,7 +2,7 @@
 
 import torch
 
-from pseudograd.loss.autograd import whole_functions
+from pseudograd.loss.modes import whole_functions
 
 for function in whole_functions:
     torch.compiler.allow_in_graph(function)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from pseudograd.words import counted, percent, signed
 
 _CLASSES = 20  # shown in a figure
 _COLUMNS = 15
+_TOP = 4  # of the first row, in units
 _LETTER = 9.8  # width in units, on a phone
 
 
@@ -41,14 +43,13 @@ def errors(rows: Sequence[Mapping[str, Any]]) -> Markup:
     ends = sorted(100 * row["high"] for row in rows)
     far = ends[-1] if len(ends) > 2 and ends[-1] > 2.5 * ends[-2] else math.inf
     ticks = round_numbers([0, *(end for end in ends if end < far)], 5)
-    x = scale(0, ticks[-1], 10, WIDTH - 14)
-    row_height, top = 44, 4
-    bottom = top + row_height * len(rows)
+    row_height = 44
     said = "; ".join(f"{row['name']}: {_with_interval(row)}" for row in rows)
-    drawing = Drawing(bottom + 44, f"Test error with 95% intervals. {said}.")
-    _axis(drawing, ticks, x, top, bottom, "test error, %")
+    about = f"Test error with 95% intervals. {said}."
+    height = row_height * len(rows)
+    drawing, x = _on_axis(ticks, 10, WIDTH - 14, height, about, "test error, %")
     for at, row in enumerate(rows):
-        y = top + row_height * at
+        y = _TOP + row_height * at
         beyond = 100 * row["high"] >= far
         with drawing.group(f"mark {row['kind']}", f"{row['name']}: {_with_interval(row)}"):
             drawing.text(0, y + 14, row["name"], "strong" if row["kind"] == "chosen" else "")
@@ -75,16 +76,15 @@ def errors_by_class(classes: Sequence[Mapping[str, Any]]) -> Markup:
     known = [one for one in classes if one["count"]]
     if len(known) > _CLASSES:
         known = sorted(known, key=lambda one: (-one["error"], -one["count"]))[:_CLASSES]
-    row_height, top = 25, 4
+    row_height = 25
     left, right = _beside([cut(one["label"], 15) for one in known]), WIDTH - 92
     ticks = round_numbers([0, *(100 * one["high"] for one in known)], 4)
-    x = scale(0, ticks[-1], left, right)
-    bottom = top + row_height * len(known)
     said = "; ".join(f"{one['label']}: {one['wrong']} of {one['count']}" for one in known)
-    drawing = Drawing(bottom + 44, f"Test error of each class. {said}.")
-    _axis(drawing, ticks, x, top, bottom, "test error of the class, %")
+    about = f"Test error of each class. {said}."
+    height, title = row_height * len(known), "test error of the class, %"
+    drawing, x = _on_axis(ticks, left, right, height, about, title)
     for at, one in enumerate(known):
-        y = top + row_height * (at + 0.5)
+        y = _TOP + row_height * (at + 0.5)
         told = f"{one['label']}: {one['wrong']:,} of {one['count']:,} wrong, {_with_interval(one)}"
         with drawing.group("mark chosen", told):
             drawing.text(left - 10, y + 4, cut(one["label"], 15), "end")
@@ -123,21 +123,18 @@ def confusion_map(matrix: Sequence[Sequence[int]], labels: Sequence[object]) -> 
             drawing.add(place, middle + 4, top - 6, label)
         else:
             drawing.text(middle, top - 8, label, "middle")
-    for at, row in enumerate(matrix):
-        for to, count in enumerate(row):
-            share = shares[at][to]
-            strength = share if at == to else share / worst if worst else 0.0
-            told = f"{labels[at]} predicted as {labels[to]}: {count:,} ({percent(share, 1)}%)"
-            right = at == to
-            deep = " deep" if strength >= 0.75 else " half" if strength >= 0.5 else ""
-            with drawing.group("mark" + (deep if count else ""), told):
-                x, y = left + side * to, top + side * at
-                opacity = 0.08 + 0.92 * strength if count else 0.0
-                drawing.box(
-                    x + 1, y + 1, side - 2, side - 2, "heat" if right else "heat miss", opacity
-                )
-                if count:
-                    drawing.text(x + side / 2, y + side / 2 + 4, _short(count), "middle small")
+    for at, to in itertools.product(range(size), repeat=2):
+        count, share = matrix[at][to], shares[at][to]
+        right = at == to
+        strength = share if right else share / worst if worst else 0.0
+        deep = " deep" if strength >= 0.75 else " half" if strength >= 0.5 else ""
+        told = f"{labels[at]} predicted as {labels[to]}: {count:,} ({percent(share, 1)}%)"
+        with drawing.group("mark" + (deep if count else ""), told):
+            x, y = left + side * to, top + side * at
+            opacity = 0.08 + 0.92 * strength if count else 0.0
+            drawing.box(x + 1, y + 1, side - 2, side - 2, "heat" if right else "heat miss", opacity)
+            if count:
+                drawing.text(x + side / 2, y + side / 2 + 4, _short(count), "middle small")
     return drawing.svg()
 
 
@@ -167,23 +164,9 @@ def calibration(
         drawing.text(x(tick), y(0) + 19, f"{100 * tick:g}", "middle")
     drawing.text((x(0) + x(1)) / 2, y(0) + 39, "confidence, %", "middle soft")
     drawing.line([(x(0), y(0)), (x(1), y(1))], "zero")
-    for kind, bins in (("other", before or ()), ("chosen", after)):
-        points = [(x(one["confidence"]), y(one["accuracy"])) for one in bins]
-        if points:
-            drawing.add('<g class="{}">', kind)
-            drawing.line(points, f"{kind} one")
-            drawing.add("</g>")
-        for one, (at, to) in zip(bins, points, strict=True):
-            right = round(one["accuracy"] * one["count"])
-            told = (
-                f"{'before scaling: ' if kind == 'other' else ''}{percent(one['confidence'], 1)}% "
-                f"sure on average, {right:,} of {one['count']:,} right"
-            )
-            with drawing.group(f"mark {kind}", told):
-                if kind == "chosen":
-                    low, high = wilson(right, one["count"])
-                    drawing.line([(at, y(low)), (at, y(high))], "whisker thin")
-                drawing.symbol(at, to, kind, 5)
+    if before:
+        _reliability(drawing, before, x, y, "other")
+    _reliability(drawing, after, x, y, "chosen")
     most = max(one["count"] for one in after)
     height = scale(0, most, 0, 40)
     drawing.text(0, foot + 54, "count", "soft")
@@ -195,6 +178,27 @@ def calibration(
     return drawing.svg()
 
 
+def _reliability(
+    drawing: Drawing, bins: Sequence[Mapping[str, Any]], x: Scale, y: Scale, kind: str
+) -> None:
+    """Draw the accuracy of each bin, with its interval for the "chosen" kind."""
+    points = [(x(one["confidence"]), y(one["accuracy"])) for one in bins]
+    drawing.add('<g class="{}">', kind)
+    drawing.line(points, f"{kind} one")
+    drawing.add("</g>")
+    for one, (at, to) in zip(bins, points, strict=True):
+        right = round(one["accuracy"] * one["count"])
+        told = (
+            f"{'before scaling: ' if kind == 'other' else ''}{percent(one['confidence'], 1)}% "
+            f"sure on average, {right:,} of {one['count']:,} right"
+        )
+        with drawing.group(f"mark {kind}", told):
+            if kind == "chosen":
+                low, high = wilson(right, one["count"])
+                drawing.line([(at, y(low)), (at, y(high))], "whisker thin")
+            drawing.symbol(at, to, kind, 5)
+
+
 def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
     """Draw the permutation importance of each column, the most important first.
 
@@ -203,18 +207,17 @@ def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
 
     """
     columns = columns[:_COLUMNS]
-    row_height, top = 26, 4
+    row_height = 26
     left, right = _beside([cut(one["column"], 16) for one in columns]), WIDTH - 66
     # The axis starts at 0: a decrease is noise, and has no bar.
     ends = (max(100 * (one["increase"] + one["spread"]), 0) for one in columns)
     ticks = round_numbers([0, 1, *ends], 4)
-    x = scale(ticks[0], ticks[-1], left, right)
-    bottom = top + row_height * len(columns)
     said = "; ".join(f"{one['column']}: {signed(100 * one['increase'])}" for one in columns)
-    drawing = Drawing(bottom + 44, f"Increase of the test error, in percentage points. {said}.")
-    _axis(drawing, ticks, x, top, bottom, "more errors without it, percentage points")
+    about = f"Increase of the test error, in percentage points. {said}."
+    height, title = row_height * len(columns), "more errors without it, percentage points"
+    drawing, x = _on_axis(ticks, left, right, height, about, title)
     for at, one in enumerate(columns):
-        y = top + row_height * (at + 0.5)
+        y = _TOP + row_height * (at + 0.5)
         increase, spread = 100 * one["increase"], 100 * one["spread"]
         told = f"{one['column']}: {signed(increase)} points, ± {spread:.2f} over the shuffles"
         with drawing.group("mark chosen", told):
@@ -231,14 +234,20 @@ def _beside(labels: Sequence[str]) -> float:
     return 14 + _LETTER * max(map(len, labels))
 
 
-def _axis(
-    drawing: Drawing, ticks: Sequence[float], x: Scale, top: float, bottom: float, title: str
-) -> None:
-    """Draw vertical grid lines, tick labels and the axis title."""
+def _on_axis(
+    ticks: Sequence[float], left: float, right: float, height: float, about: str, title: str
+) -> tuple[Drawing, Scale]:
+    """Return a figure with grid lines, tick labels and the axis title, and the axis's scale.
+
+    The rows of the figure have this total height, and start at `_TOP`.
+    """
+    bottom = _TOP + height
+    drawing, x = Drawing(bottom + 44, about), scale(ticks[0], ticks[-1], left, right)
     for tick in ticks:
-        drawing.line([(x(tick), top), (x(tick), bottom)], "grid")
+        drawing.line([(x(tick), _TOP), (x(tick), bottom)], "grid")
         drawing.text(x(tick), bottom + 18, f"{tick:g}", "middle small")
     drawing.text((x(ticks[0]) + x(ticks[-1])) / 2, bottom + 39, title, "middle soft")
+    return drawing, x
 
 
 def _with_interval(row: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ Found = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Combined:
+class Ensembles:
     """The ensembles of a study.
 
     Attributes:
@@ -46,7 +46,7 @@ class Combined:
         return bool(self.told["against_one"]["verdict"] == "better")
 
 
-def combined(assessment: Found) -> Combined | None:
+def combined(assessment: Found) -> Ensembles | None:
     """Return the ensembles of an assessment; None if there are fewer than two networks."""
     found = {one["name"]: one for one in assessment.get("combined") or ()}
     if "plain" not in found or len(found["plain"]["ks"]) < 2:
@@ -54,7 +54,7 @@ def combined(assessment: Found) -> Combined | None:
     # If k = 1 was chosen, its ensemble comes first. Mixed k needs the most explanation.
     names = [name for name in ("chosen", "plain", "mixed") if name in found]
     told = next((n for n in names if found[n]["against_one"]["verdict"] == "better"), names[0])
-    return Combined(
+    return Ensembles(
         size=spelled(len(found["plain"]["ks"])),
         ensembles=tuple(found[name] for name in names),
         told=found[told],
@@ -85,7 +85,7 @@ def combined_section(assessment: Found | None, k: object) -> dict[str, Any]:
     return {"combined": found, "combined_rows": rows, "combined_errors": _figure(found, one)}
 
 
-def _figure(found: Combined, one: Found) -> Markup:
+def _figure(found: Ensembles, one: Found) -> Markup:
     kinds = {"chosen": "chosen", "plain": "plain", "mixed": "other"}
     several = [
         {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,13 @@ from pseudograd.report import figures
 from pseudograd.report.combined import combined_section
 from pseudograd.report.described import described, is_typed, shapes_in_words
 from pseudograd.report.drawing import image
-from pseudograd.report.quality import assessed, column_notes, ensembles, quality, with_classes
+from pseudograd.report.quality import (
+    against_plain,
+    assessed,
+    column_notes,
+    quality_section,
+    with_classes,
+)
 from pseudograd.report.template import render
 from pseudograd.report.verdict import diverged, error_interval, possible, unfinished, verdict
 from pseudograd.search import (
@@ -110,8 +116,12 @@ def page(
         chosen, plain = protocol.chosen(ledger)
     selected = not wanted or wanted[0].split.retrain
     k = chosen.k if chosen else 1.0
-    groups = _trained(protocol, ledger, chosen, plain) if selected else {}
+    pairs: dict[str, Cell] = {}
+    if chosen and plain and selected:
+        pairs = {"chosen": chosen} | ({} if plain == chosen else {"plain": plain})
     bagged = isinstance(protocol, Bagging)
+    # Bagging has no final networks; those of its folds are the model.
+    groups = _trained(ledger, pairs, protocol.trials_of if bagged else _finals_of(protocol))
     compared = groups and protocol.retrainings and not wanted
     positions = about["data"].get("positions", 1)
     comparison = _comparison(groups, examples, positions) if compared else None
@@ -147,10 +157,10 @@ def page(
         slider=_slider(k_at(k, 1)),
         pull_curve=figures.pull_curve(k_at(k, 1)),
         bagged=bagged,
-        **_curves(protocol, ledger, groups, (chosen, plain) if selected else ()),
-        ensembles=None if comparison else ensembles(assessment),
+        **_curves(protocol, ledger, groups, pairs),
+        ensembles=None if comparison else against_plain(assessment),
         column_notes=column_notes(about["data"].get("notes")),
-        **quality(assessment, about["data"].get("pixels")),
+        **quality_section(assessment, about["data"].get("pixels")),
         **combined_section(assessment, k),
         **_answer(protocol, ledger, chosen, comparison),
         **_search(protocol, ledger, chosen, plain),
@@ -158,21 +168,18 @@ def page(
     )
 
 
-def _trained(
-    protocol: Protocol, ledger: Outcomes, chosen: Cell | None, plain: Cell | None
-) -> dict[str, list[Outcome]]:
-    """Return the finished networks of the chosen pair and, if that has another k, of k = 1.
+def _finals_of(protocol: Protocol) -> Callable[[Cell], list[Trial]]:
+    return lambda cell: protocol.retrainings_of(cell.k, cell.learning_rate)
 
-    They are the final networks, or those of all folds for bagging, which has no final ones.
-    """
-    groups = {}
-    for kind, cell in (("chosen", chosen), ("plain", plain)):
-        if cell and not (kind == "plain" and cell == chosen):
-            if isinstance(protocol, Bagging):
-                trials = protocol.trials_of(cell)
-            else:
-                trials = protocol.retrainings_of(cell.k, cell.learning_rate)
-            groups[kind] = [ledger[trial] for trial in trials if trial in ledger]
+
+def _trained(
+    ledger: Outcomes, pairs: Mapping[str, Cell], trials_of: Callable[[Cell], list[Trial]]
+) -> dict[str, list[Outcome]]:
+    """Return the finished networks of each pair, without pairs that have none."""
+    groups = {
+        kind: [ledger[trial] for trial in trials_of(cell) if trial in ledger]
+        for kind, cell in pairs.items()
+    }
     return {kind: outcomes for kind, outcomes in groups.items() if outcomes}
 
 
@@ -180,21 +187,16 @@ def _curves(
     protocol: Protocol,
     ledger: Outcomes,
     groups: Mapping[str, list[Outcome]],
-    pairs: Sequence[Cell | None],
+    pairs: Mapping[str, Cell],
 ) -> dict[str, Any]:
     """Return the learning curves, and the mean best epoch of each k.
 
     They are those of the final networks; or of the search, if training has no early stopping.
     """
     recipe = protocol.recipe
-    kinds = {"chosen": pairs[0], "plain": pairs[1]} if pairs else {}
     searched = isinstance(recipe, ModuleRecipe) and recipe.patience is None
     if searched:
-        groups = {
-            kind: [ledger[trial] for trial in protocol.trials_of(cell) if trial in ledger]
-            for kind, cell in kinds.items()
-            if cell and not (kind == "plain" and cell == pairs[0])
-        }
+        groups = _trained(ledger, pairs, protocol.trials_of)
     groups = {
         kind: curved
         for kind, outcomes in groups.items()

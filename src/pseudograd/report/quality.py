@@ -135,7 +135,7 @@ def standing(assessment: Assessment) -> Standing:
     )
 
 
-def quality(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict[str, Any]:
+def quality_section(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict[str, Any]:
     """Return the values and figures of the template's section on the model."""
     if assessment is None:
         return {"quality": None, "standing": None, "suspects": None}
@@ -205,7 +205,7 @@ def weak(assessment: Assessment) -> dict[str, Any] | None:
     return {"label": assessment["classes"][label], "error": error}
 
 
-def ensembles(assessment: Assessment | None) -> dict[str, Any] | None:
+def against_plain(assessment: Assessment | None) -> dict[str, Any] | None:
     """Return the comparison with the model of k = 1, as differences with intervals."""
     if not assessment or not assessment["comparison"]:
         return None

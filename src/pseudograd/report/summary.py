@@ -13,8 +13,8 @@ from pseudograd.report.combined import combined
 from pseudograd.report.described import described, is_typed
 from pseudograd.report.quality import (
     Assessment,
+    against_plain,
     assessed,
-    ensembles,
     standing,
     weak,
     with_classes,
@@ -86,7 +86,7 @@ def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessme
     told: dict[str, Any] = dict.fromkeys(
         ("ties", "open_ks", "comparison", "verdict", "unfinished", "diverged", "compared_before")
     )
-    told |= {"ensembles": ensembles(assessment), "options": True}
+    told |= {"ensembles": against_plain(assessment), "options": True}
     return _filled(cells, chosen, assessment, told)
 
 

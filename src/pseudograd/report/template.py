@@ -85,7 +85,7 @@ _FILTERS = {
     "sentence": lambda text: type(text)(words.sentence(text)),  # Markup stays Markup
     "quoted": repr,
     "rate": lambda rate: f"{rate:.4g}",
-    "decimal": lambda value: words.mean_and_sd(value, math.nan, ".3f"),
+    "decimal": lambda value: f"{value:.3f}" if math.isfinite(value) else "infinite",
     "unbroken": _unbroken,
     "probability": lambda p: f"p = {p:.2f}" if p >= 0.005 else "p < 0.01",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 # Beyond these bounds a change of k has no effect, and products with k leave float32's range.
 LEAST_K, GREATEST_K = 2.0**-100, 2.0**100
 
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
+PROXY = torch._C._TorchDispatchModeKey.PROXY
 _NUMBERS: tuple[type, ...] = (float, int, numbers.Real, torch.SymFloat, torch.SymInt)
 
 
@@ -20,7 +20,7 @@ def is_eager() -> bool:
     """Return whether this call is eager: nothing is traced, and `torch.func` is not active."""
     if torch.compiler.is_compiling():  # the compiler cannot trace the rest
         return False
-    traced = torch._C._get_dispatch_mode(_PROXY) is not None or torch._C._is_tracing()
+    traced = torch._C._get_dispatch_mode(PROXY) is not None or torch._C._is_tracing()
     return not (traced or torch._C._are_functorch_transforms_active())
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pseudograd.files import reason, write_whole, writing
 
 # The shape of a value: a type; a list of one shape, for all items; a dict of shapes, where ``...``
 # matches all other names; or a tuple of shapes, one of which must fit.
 Shape = Any
-
-_LARGEST = 10**300  # larger integers may overflow a float
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -43,15 +40,11 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
 
     """
     try:
-        found = json.loads(
-            path.read_text(encoding="utf-8"),
-            parse_float=_finite,
-            parse_int=_not_huge,
-            parse_constant=_refused,
-        )
+        found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("it is not a JSON object")
-        json.dumps(found, ensure_ascii=False).encode()  # fails on lone surrogates
+        # Fails on numbers that are not finite, and on lone surrogates.
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except OSError as problem:
         raise OSError(f"{path} cannot be read ({reason(problem)}): {advice}") from problem
     except (ValueError, RecursionError) as problem:
@@ -77,24 +70,6 @@ def read_signed(path: Path, shape: Shape, advice: str) -> dict[str, Any]:
 def checksum(fields: Mapping[str, Any]) -> str:
     """Return a hash of the content of a JSON file."""
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-
-
-def _refused(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is too large")
-    return value
-
-
-def _not_huge(text: str) -> int:
-    value = int(text)
-    if abs(value) > _LARGEST:
-        raise ValueError(f"a number of {len(text)} digits is too large")
-    return value
 
 
 def misfit(value: object, shape: Shape, at: str) -> str | None:

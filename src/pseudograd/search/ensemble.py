@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pseudograd.data import Dataset
+from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import Ensemble, Fleet, Network, Outcome, Stop, Trial
 from pseudograd.fleet.splits import held_out
 from pseudograd.search.bagging import Bagging
@@ -95,40 +97,46 @@ def candidates(
         network_of: Returns the network of a trial.
 
     """
-    recipe = protocol.recipe
-    stratified = getattr(recipe, "stratified", False)
+    stratified = getattr(protocol.recipe, "stratified", False)
     cells = tuple(protocol.cells(outcomes))
-    networks, predictions = [], []
-    votes: list[Tensor] = []
-    covered: list[Tensor] = []
+    networks, found = [], []
     for cell in cells:
-        members, total = [], torch.zeros(data.train_size, data.classes)
-        counts = torch.zeros(data.train_size, 1)
-        favoured: dict[int, Tensor] = {}
-        for trial in protocol.trials_of(cell):
-            network = network_of(trial)
-            judged = held_out(data, trial.split, stratified)
-            probabilities = network.probabilities(data.features[judged]).float().nan_to_num()
-            total[judged] += probabilities
-            counts[judged] += 1
-            cut = favoured.setdefault(
-                trial.split.repetition // 5, torch.zeros(data.train_size, dtype=torch.int16)
-            )
-            cut[judged] = probabilities.argmax(-1).short()
-            members.append(network)
-        seen = counts.squeeze(1) > 0
-        covered.append(seen)
-        networks.append(tuple(members))
-        predictions.append(total / counts.clamp(min=1))
-        votes += favoured.values()
-    rows = torch.stack(covered).all(0).nonzero()[:, 0]
+        trials = protocol.trials_of(cell)
+        networks.append(tuple(map(network_of, trials)))
+        found.append(_out_of_fold(trials, networks[-1], data, stratified))
+    rows = torch.stack([one.covered for one in found]).all(0).nonzero()[:, 0]
     return Candidates(
         cells,
         tuple(networks),
         rows,
-        torch.stack([prediction[rows] for prediction in predictions]),
-        torch.stack([vote[rows] for vote in votes], 1),
+        torch.stack([one.probabilities[rows] for one in found]),
+        torch.stack([vote[rows] for one in found for vote in one.votes], 1),
     )
+
+
+class _OutOfFold(NamedTuple):
+    """Out-of-fold predictions of one pair: on which examples, their mean, and the classes."""
+
+    covered: Tensor
+    probabilities: Tensor
+    votes: list[Tensor]  # one for each repetition of the folds
+
+
+def _out_of_fold(
+    trials: Sequence[Trial], networks: Sequence[Network], data: Dataset, stratified: bool
+) -> _OutOfFold:
+    total = torch.zeros(data.train_size, data.classes)
+    counts = torch.zeros(data.train_size, 1)
+    votes = [
+        torch.zeros(data.train_size, dtype=torch.int16) for _ in range(-(-len(trials) // FOLDS))
+    ]
+    for trial, network in zip(trials, networks, strict=True):
+        judged = held_out(data, trial.split, stratified)
+        probabilities = network.probabilities(data.features[judged]).float().nan_to_num()
+        total[judged] += probabilities
+        counts[judged] += 1
+        votes[trial.split.repetition // FOLDS][judged] = probabilities.argmax(-1).short()
+    return _OutOfFold(counts.squeeze(1) > 0, total / counts.clamp(min=1), votes)
 
 
 def train_candidates(

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -244,12 +244,10 @@ def outcome_from_json(fields: Any, recipes: Mapping[str, Recipe]) -> Outcome:
     raise ValueError(f"it is the outcome of a trial with another recipe, {fingerprint}")
 
 
-def _to_bits(places: Iterable[int]) -> str:
-    mask = bytearray()
-    for place in places:
-        mask.extend(bytes(max(0, place // 8 + 1 - len(mask))))
-        mask[place // 8] |= 1 << place % 8
-    return base64.b64encode(mask).decode()
+def _to_bits(places: Sequence[int]) -> str:
+    there = np.zeros(max(places, default=-1) + 1, bool)
+    there[list(places)] = True
+    return base64.b64encode(np.packbits(there, bitorder="little").tobytes()).decode()
 
 
 def _from_bits(text: str) -> tuple[int, ...]:

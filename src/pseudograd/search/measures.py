@@ -159,13 +159,13 @@ def reliability(
     ]
 
 
-def expected_calibration_error(probabilities: Floats, labels: Indices, bins: int = BINS) -> float:
+def expected_calibration_error(probabilities: Floats, labels: Indices) -> float:
     """Return the expected calibration error (ECE).
 
     >>> round(expected_calibration_error(np.array([[0.9, 0.1]] * 2), np.array([0, 1])), 6)
     0.4
     """
-    found = reliability(probabilities, labels, bins)
+    found = reliability(probabilities, labels)
     gaps = (abs(one["confidence"] - one["accuracy"]) * one["count"] for one in found)
     return sum(gaps) / len(labels)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,6 @@ class Store:
             return Network.load(self._path(trial))
         except (ValueError, OSError):
             return None
-
-    def missing(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Return the trials without a readable network."""
-        return [trial for trial in trials if self.get(trial) is None]
 
     def _path(self, trial: Trial) -> Path:
         return self.folder / f"{trial_name(trial)}.safetensors"

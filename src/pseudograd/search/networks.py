@@ -141,49 +141,51 @@ def assess_networks(
     matters = labels != training.ignore_index
     known = labels[matters].numpy()
     units = np.arange(len(rows)).repeat(several)[matters.numpy()] if several > 1 else None
-    sums: dict[str, Tensor] = {}
-    single: dict[str, np.ndarray[Any, Any]] = {}
+    single: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}  # not the networks' own probabilities, which may be many
     for trial in dict.fromkeys((*kept.values(), *itertools.chain(*groups.values()))):
         module = trained(training, weights, trial)
         found = predict(training, module.to(device), examples, rows, device)
         if not bool(found.isfinite().all()):
             return {}
         found = found.movedim(1, -1).flatten(0, -2)[matters]
-        single |= {name: found.double().numpy() for name, one in kept.items() if one == trial}
+        single |= {name: found for name, one in kept.items() if one == trial}
         for name, group in groups.items():
             if trial in group:
-                sums[name] = sums[name] + found if name in sums else found.clone()
-    own = single["model"]
-    assessment = assess_probabilities(known, classes, {"model": own}, units)
-    assessment["plain"] = quality(single["plain"], known, units) if "plain" in single else None
-    assessment["unit"] = "example" if examples.labels.dim() == 1 else "label"
-    learned = examples.labels[: examples.train_size].flatten()
-    counts = learned[learned != training.ignore_index].bincount(minlength=len(classes))
-    common = int(counts.argmax())
-    # Without those that no example has, such as an output for padding.
-    assessment["by_class"] = [
-        one
-        for one, there in zip(assessment["by_class"], counts, strict=True)
-        if there or one["count"]
-    ]
-    wrong_own, wrong_common = own.argmax(1) != known, known != common
-    assessment["baselines"] = [
-        {
-            "name": "majority",
-            "label": classes[common],
-            "trained_on": None,
-            "against": compare_on_rows(wrong_own, wrong_common, units),
-            **share_of(wrong_common, units),
-        }
-    ]
+                sums[name] = sums[name] + found if name in sums else found
+    own = single["model"].double().numpy()
+    wrong = own.argmax(1) != known
     ensembles = {
         name: EnsembleOf(
-            [trial.k for trial in groups[name]], (total / len(groups[name])).double().numpy()
+            [one.k for one in groups[name]], (total / len(groups[name])).double().numpy()
         )
         for name, total in sums.items()
     }
-    assessment["combined"] = assess_ensembles(ensembles, known, wrong_own, units)
-    return assessment
+    plain = single["plain"].double().numpy() if "plain" in single else None
+    learned = examples.labels[: examples.train_size].flatten()
+    counts = learned[learned != training.ignore_index].bincount(minlength=len(classes))
+    common = int(counts.argmax())
+    majority = {
+        "name": "majority",
+        "label": classes[common],
+        "trained_on": None,
+        "against": compare_on_rows(wrong, known != common, units),
+        **share_of(known != common, units),
+    }
+    assessment = assess_probabilities(known, classes, {"model": own}, units)
+    # Without classes that no example has, such as an output for padding.
+    by_class = [
+        one
+        for one, trained_on in zip(assessment["by_class"], counts.tolist(), strict=True)
+        if trained_on or one["count"]
+    ]
+    return assessment | {
+        "by_class": by_class,
+        "plain": None if plain is None else quality(plain, known, units),
+        "unit": "example" if examples.labels.dim() == 1 else "label",
+        "baselines": [majority],
+        "combined": assess_ensembles(ensembles, known, wrong, units),
+    }
 
 
 def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,11 +25,13 @@ from pseudograd.fleet.mlp.network import tempered
 from pseudograd.fleet.ramp import plain_k
 from pseudograd.search.assessment import EnsembleOf, assess
 from pseudograd.search.bagging import Bagging
+from pseudograd.search.baselines import Predict
 from pseudograd.search.comparison import best_stopped, by_class
 from pseudograd.search.difficulty import difficulty
 from pseudograd.search.ensemble import Candidates, calibrated, candidates, mixture, select
 from pseudograd.search.found import ASSESSMENT, read_found
 from pseudograd.search.ledger import trial_to_json
+from pseudograd.search.measures import Floats
 from pseudograd.search.models import (
     ENSEMBLES,
     MODEL,
@@ -153,9 +155,8 @@ def tune(
         forget_other_model(study)
         if not study.run(training, stop=stop, watch=watch):
             return None
-        if bagging:
-            return _combine(study, data, encoder, runner, store, metric, tell)
-        return _compare(study, data, encoder, runner, store, tell)
+        job = _Job(study, data, encoder, runner, store, tell)
+        return _combine(job, metric) if bagging else _compare(job)
 
 
 def read_examples(study: Study) -> dict[str, Any] | None:
@@ -170,93 +171,34 @@ def read_assessment(study: Study) -> dict[str, Any] | None:
     return read_document(study, ASSESSMENT)
 
 
-# --- the paper's protocol: one network ------------------------------------------------------------
+@dataclass(frozen=True)
+class _Job:
+    """A finished study whose model is to be saved; see `tune` for the fields."""
 
+    study: Study
+    data: Dataset
+    encoder: Encoder
+    runner: Runner
+    store: Store
+    tell: Callable[[str], None]
 
-def _compare(
-    study: Study,
-    data: Dataset,
-    encoder: Encoder,
-    runner: Runner,
-    store: Store,
-    tell: Callable[[str], None],
-) -> Result:
-    """Save the best networks of the chosen k and of k = 1, and the examples they find difficult."""
-    found = study.result
-    comparison = found.comparison
-    labels = data.labels[data.train_size :].tolist()
-    comparison = replace(comparison, by_class=by_class(comparison.kept, labels, encoder.labels))
-    found = replace(found, comparison=comparison)
-    best = {MODEL: comparison.kept.trial, PLAIN: best_stopped(comparison.plain).trial}
-    finals = {
-        MODEL: [outcome.trial for outcome in comparison.chosen],
-        PLAIN: [outcome.trial for outcome in comparison.plain],
-    }
-    made_from = {
-        **trial_to_json(best[MODEL]),
-        "plain": trial_to_json(best[PLAIN]),
-        "networks": len(finals[MODEL]),
-    }
-    if is_saved(study, made_from):
-        return found
-    tell(_ASSESSING)
-    _train_lost(dict.fromkeys((*finals[MODEL], *finals[PLAIN])), data, runner, store)
-    network_of = _network_in(store)
-    chosen, plain = (network_of(trial) for trial in best.values())
-    _check_finite([chosen])
-    networks = {"chosen": (found.chosen.k, chosen), "plain": (found.plain.k, plain)}
-    examples = difficulty(networks, data, encoder)
-    examples["by_class"] = [asdict(one) for one in comparison.by_class]
-    models = {}
-    for name, network in {MODEL: chosen, PLAIN: plain}.items():
-        if name == PLAIN and (found.chosen.k == 1 or not plain.is_finite):
-            continue
-        models[name] = Ensemble((network,), (1.0,))
-        if len(finals[name]) > 1:
-            sound = [one for one in map(network_of, finals[name]) if one.is_finite]
-            models[ENSEMBLES[name]] = Ensemble(tuple(sound), (1 / len(sound),) * len(sound))
-    assessment = _assessed_network(data, encoder, models, found)
-    documents = {EXAMPLES: examples, ASSESSMENT: assessment}
-    error = assessment["model"]["error"]
-    save_model(study, models, documents, encoder, found.chosen.k, made_from, test_error=error)
-    return found
+    def networks_of(self, trials: Iterable[Trial]) -> dict[Trial, Network]:
+        """Return the networks of trials; train those again that are missing or damaged."""
+        found = {trial: self.store.get(trial) for trial in trials}
+        if lost := [trial for trial, network in found.items() if network is None]:
+            for outcome in self.runner(deque(lost), never):
+                self.store.put(outcome, self.data)
+            found |= {trial: self.store.get(trial) for trial in lost}
+        known = {trial: network for trial, network in found.items() if network is not None}
+        if len(known) < len(found):
+            raise OSError(
+                f"{self.store.folder} lacks a network that was just saved: check the disk"
+            )
+        return known
 
-
-def _assessed_network(
-    data: Dataset, encoder: Encoder, models: Mapping[str, Ensemble], result: Result
-) -> dict[str, Any]:
-    """Return the assessment of the selected network and of ensembles; all networks judge k."""
-    test = data.features[data.train_size :]
-    names = {"model": MODEL, "plain": PLAIN}
-    files = {"plain": MODEL} if result.chosen.k == 1 else {"chosen": MODEL, "plain": PLAIN}
-    several = {name: models.get(ENSEMBLES[file]) for name, file in files.items()}
-    ks = {"chosen": result.chosen.k, "plain": 1.0}
-    ensembles = {
-        name: EnsembleOf([ks[name]] * len(one.networks), one.probabilities(test).numpy())
-        for name, one in several.items()
-        if one is not None
-    }
-    # Networks that diverged are left out; then the sizes may differ.
-    are_alike = len({len(one.ks) for one in ensembles.values()}) == 1
-    found = assess(
-        data=data,
-        encoder=encoder,
-        test={
-            name: models[file].probabilities(test).numpy()
-            for name, file in names.items()
-            if file in models
-        },
-        predict=lambda rows: models[MODEL].probabilities(torch.from_numpy(rows)).numpy(),
-        ensembles=ensembles if are_alike and len(ensembles) == len(files) else None,
-    )
-    return {**found, "comparison": None}
-
-
-def _train_lost(trials: Iterable[Trial], data: Dataset, runner: Runner, store: Store) -> None:
-    """Retrain networks that are missing or damaged in the store."""
-    if lost := store.missing(trials):
-        for outcome in runner(deque(lost), never):
-            store.put(outcome, data)
+    def test_probabilities(self, model: Ensemble) -> Floats:
+        """Return the probabilities of a model on the test set."""
+        return model.probabilities(self.data.features[self.data.train_size :]).numpy()
 
 
 def _check_finite(
@@ -266,20 +208,107 @@ def _check_finite(
         raise ValueError(f"{what}: lower the learning rates")
 
 
+def _predict(model: Ensemble) -> Predict:
+    return lambda rows: model.probabilities(torch.from_numpy(rows)).numpy()
+
+
+# --- the paper's protocol: one network ------------------------------------------------------------
+
+
+def _compare(job: _Job) -> Result:
+    """Save the best networks of the chosen k and of k = 1, and the examples they find difficult."""
+    study, data, encoder = job.study, job.data, job.encoder
+    found = study.result
+    labels = data.labels[data.train_size :].tolist()
+    classes = by_class(found.comparison.kept, labels, encoder.labels)
+    found = replace(found, comparison=replace(found.comparison, by_class=classes))
+    chosen, plain = found.comparison.kept.trial, best_stopped(found.comparison.plain).trial
+    made_from = {
+        **trial_to_json(chosen),
+        "plain": trial_to_json(plain),
+        "networks": len(found.comparison.chosen),
+    }
+    if is_saved(study, made_from):
+        return found
+    job.tell(_ASSESSING)
+    finals = (*found.comparison.chosen, *found.comparison.plain)
+    networks = job.networks_of(outcome.trial for outcome in finals)
+    _check_finite([networks[chosen]])
+    models = _models(found, networks, chosen, plain)
+    examples = difficulty(
+        {
+            "chosen": (found.chosen.k, networks[chosen]),
+            "plain": (found.plain.k, networks[plain]),
+        },
+        data,
+        encoder,
+    )
+    examples["by_class"] = [asdict(one) for one in classes]
+    assessment = _assessed_network(job, models, found)
+    documents = {EXAMPLES: examples, ASSESSMENT: assessment}
+    error = assessment["model"]["error"]
+    save_model(study, models, documents, encoder, found.chosen.k, made_from, test_error=error)
+    return found
+
+
+def _models(
+    found: Result, networks: Mapping[Trial, Network], chosen: Trial, plain: Trial
+) -> dict[str, Ensemble]:
+    """Return the models to save: single networks and ensembles of the chosen k and of k = 1."""
+    models = {}
+    for name, best, finals in (
+        (MODEL, chosen, found.comparison.chosen),
+        (PLAIN, plain, found.comparison.plain),
+    ):
+        if name == PLAIN and (found.chosen.k == 1 or not networks[plain].is_finite):
+            continue
+        models[name] = Ensemble((networks[best],), (1.0,))
+        if len(finals) > 1:
+            sound = [networks[one.trial] for one in finals if networks[one.trial].is_finite]
+            models[ENSEMBLES[name]] = Ensemble(tuple(sound), (1 / len(sound),) * len(sound))
+    return models
+
+
+def _assessed_network(job: _Job, models: Mapping[str, Ensemble], result: Result) -> dict[str, Any]:
+    """Return the assessment of the selected network and of ensembles; all networks judge k."""
+    names = {"model": MODEL, "plain": PLAIN}
+    # If k = 1 was chosen, its ensemble is that of the model.
+    files = {"plain": MODEL} if result.chosen.k == 1 else {"chosen": MODEL, "plain": PLAIN}
+    ks = {"chosen": result.chosen.k, "plain": 1.0}
+    ensembles = {
+        name: EnsembleOf([ks[name]] * len(one.networks), job.test_probabilities(one))
+        for name, file in files.items()
+        if (one := models.get(ENSEMBLES[file])) is not None
+    }
+    # Networks that diverged are left out; then the sizes may differ.
+    are_alike = len({len(one.ks) for one in ensembles.values()}) == 1
+    found = assess(
+        data=job.data,
+        encoder=job.encoder,
+        test={
+            name: job.test_probabilities(models[file])
+            for name, file in names.items()
+            if file in models
+        },
+        predict=_predict(models[MODEL]),
+        ensembles=ensembles if are_alike and len(ensembles) == len(files) else None,
+    )
+    return {**found, "comparison": None}
+
+
 # --- bagging: an ensemble -------------------------------------------------------------------------
 
 
-def _combine(
-    study: Study,
-    data: Dataset,
-    encoder: Encoder,
-    runner: Runner,
-    store: Store,
-    metric: str,
-    tell: Callable[[str], None],
-) -> Combined:
+class _Choice(NamedTuple):
+    """The weights of the candidates in an ensemble, and the calibrated ensemble."""
+
+    weights: torch.Tensor
+    model: Ensemble
+
+
+def _combine(job: _Job, metric: str) -> Combined:
     """Choose the ensemble, save it, and assess it on the test set."""
-    folder, protocol = folder_of(study), study.protocol
+    study, data, encoder, protocol = job.study, job.data, job.encoder, job.study.protocol
     assert isinstance(protocol, Bagging)
     chosen, plain_cell = protocol.chosen(study.ledger)
     made_from = {
@@ -288,36 +317,28 @@ def _combine(
         "pairs": [[plain_k(cell.k), cell.learning_rate] for cell in (chosen, plain_cell)],
     }
     best = tuple(protocol.best_of_each_k(study.ledger))
-    if is_saved(study, made_from) and (folder / SUSPECTS).exists():
+    if is_saved(study, made_from) and (folder_of(study) / SUSPECTS).exists():
         return Combined(best, chosen, read_assessment(study) or {})
-    tell(_ASSESSING)
-    trials = [trial for c in protocol.cells(study.ledger) for trial in protocol.trials_of(c)]
-    _train_lost(trials, data, runner, store)
-    found = candidates(protocol, study.ledger, data, _network_in(store))
-    labels = data.labels[found.rows]
-    counts = None if data.weights is None else data.weights[found.rows]
-    weights = select(found.out_of_fold, labels, metric, counts)
-    at_1 = torch.tensor([cell.k == 1 for cell in found.cells])
-    plain_weights = torch.zeros_like(weights)
-    plain_weights[at_1] = select(found.out_of_fold[at_1], labels, metric, counts)
-    model, plain = (
-        calibrated(found, shares, labels, counts) for shares in (weights, plain_weights)
-    )
-    _check_finite(model.networks)
+    job.tell(_ASSESSING)
+    cells = protocol.cells(study.ledger)
+    trained = job.networks_of(trial for cell in cells for trial in protocol.trials_of(cell))
+    found = candidates(protocol, study.ledger, data, trained.__getitem__)
+    model = _choice(found, data, metric, slice(None))
+    plain = _choice(found, data, metric, torch.tensor([cell.k == 1 for cell in found.cells]))
+    _check_finite(model.model.networks)
     _check_finite(
-        plain.networks, "all networks of k = 1, which the model is compared with, diverged"
+        plain.model.networks, "all networks of k = 1, which the model is compared with, diverged"
     )
     forget_model(study)  # suspects.csv is about to be replaced
-    both = (model, weights), (plain, plain_weights)
-    assessment = _assessed(data, encoder, found, *both, metric, folder)
+    assessment = _assessed(job, found, model, plain, metric)
     networks = {
         name: (cell.k, found.networks[found.cells.index(cell)][0])
         for name, cell in (("chosen", chosen), ("plain", plain_cell))
     }
-    models = {MODEL: model}
-    if not torch.equal(weights, plain_weights):
-        models[PLAIN] = plain
-    ks = {cell.k for cell, _ in mixture(found.cells, weights)}
+    models = {MODEL: model.model}
+    if not torch.equal(model.weights, plain.weights):
+        models[PLAIN] = plain.model
+    ks = {cell.k for cell, _ in mixture(found.cells, model.weights)}
     save_model(
         study,
         models,
@@ -331,55 +352,51 @@ def _combine(
     return Combined(best, chosen, assessment)
 
 
-def _network_in(store: Store) -> Callable[[Trial], Network]:
-    def network_of(trial: Trial) -> Network:
-        network = store.get(trial)
-        if network is None:
-            raise OSError(f"{store.folder} lacks a network that was just saved: check the disk")
-        return network
-
-    return network_of
+def _choice(
+    found: Candidates, data: Dataset, metric: str, allowed: slice | torch.Tensor
+) -> _Choice:
+    """Return the best ensemble of the allowed candidates."""
+    labels = data.labels[found.rows]
+    counts = None if data.weights is None else data.weights[found.rows]
+    weights = torch.zeros(len(found.cells))
+    weights[allowed] = select(found.out_of_fold[allowed], labels, metric, counts)
+    return _Choice(weights, calibrated(found, weights, labels, counts))
 
 
 def _assessed(
-    data: Dataset,
-    encoder: Encoder,
-    found: Candidates,
-    model: tuple[Ensemble, torch.Tensor],
-    plain: tuple[Ensemble, torch.Tensor],
-    metric: str,
-    folder: Path,
+    job: _Job, found: Candidates, model: _Choice, plain: _Choice, metric: str
 ) -> dict[str, Any]:
     """Return the assessment of the model, and write the labels that look wrong."""
-    test = data.features[data.train_size :]
+    data, ensemble = job.data, model.model
     labels = data.labels[: data.train_size]
-    own, of_1 = (found.whole(weights, labels).numpy() for _, weights in (model, plain))
+    own, of_1 = (found.whole(one.weights, labels).numpy() for one in (model, plain))
     ranked = suspects(labels.numpy(), own, of_1, found.all_votes(labels).numpy())
-    with writing(folder / SUSPECTS):
-        write_suspects(folder / SUSPECTS, ranked, data, encoder)
-    pairs = mixture(found.cells, model[1])
+    path = folder_of(job.study) / SUSPECTS
+    with writing(path):
+        write_suspects(path, ranked, data, job.encoder)
+    pairs = mixture(found.cells, model.weights)
     counts = Counter(cell.k for cell, _ in pairs)
     members = {
-        "networks": len(model[0].networks),
+        "networks": len(ensemble.networks),
         "ks": [[plain_k(k), len(found.networks[0]) * count] for k, count in counts.items()],
         "pairs": [
             [plain_k(cell.k), cell.learning_rate, round(weight, 4)] for cell, weight in pairs
         ],
-        "temperature": model[0].temperature,
-        "plain_networks": len(plain[0].networks),
+        "temperature": ensemble.temperature,
+        "plain_networks": len(plain.model.networks),
         "metric": metric,
     }
-    uncalibrated = replace(model[0], temperature=1.0).probabilities(test)
+    uncalibrated = job.test_probabilities(replace(ensemble, temperature=1.0))
     return assess(
         data=data,
-        encoder=encoder,
+        encoder=job.encoder,
         test={
-            "model": tempered(uncalibrated, model[0].temperature).numpy(),
-            "uncalibrated": uncalibrated.numpy(),
-            "plain": plain[0].probabilities(test).numpy(),
+            "model": tempered(torch.from_numpy(uncalibrated), ensemble.temperature).numpy(),
+            "uncalibrated": uncalibrated,
+            "plain": job.test_probabilities(plain.model),
         },
         suspects=ranked,
-        predict=lambda rows: model[0].probabilities(torch.from_numpy(rows)).numpy(),
+        predict=_predict(ensemble),
         members=members,
     )
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.feeds import Resident, Streamed, Taker, fits
 from pseudograd.fleet.modules.graphs import Slot, Uncapturable
-from pseudograd.fleet.modules.loop import kept, precision
+from pseudograd.fleet.modules.loop import precision
 from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import ModuleRecipe
@@ -77,7 +77,7 @@ class Crew:
                     if slot not in running and pending:
                         trial = pending.popleft()
                         cut = self.examples.parts(self.recipe, trial.split)
-                        keep = self.keep_parameters and kept(trial)
+                        keep = self.keep_parameters and trial.split.may_be_kept
                         initial = self._initial([trial, *islice(pending, self.most)])
                         running[slot] = slot.run(trial, cut, initial, keep)
                 idle = True

@@ -15,7 +15,7 @@ import torch
 from pseudograd.fleet.devices import checked_places
 from pseudograd.fleet.mlp.fleet import side_by_side
 from pseudograd.fleet.modules.examples import Examples
-from pseudograd.fleet.modules.loop import kept, module_recipe, train
+from pseudograd.fleet.modules.loop import module_recipe, train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial, never
@@ -162,7 +162,7 @@ class ModuleFleet:
                 yield outcome
 
     def _trained(self, device: torch.device, trial: Trial, stop: Stop) -> Outcome | None:
-        keep = self.keep_parameters and kept(trial)
+        keep = self.keep_parameters and trial.split.may_be_kept
         return train(self.training, self.examples, trial, device, stop=stop, keep_parameters=keep)
 
     def _on_cpu(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:

@@ -117,11 +117,6 @@ def module_recipe(trial: Trial) -> ModuleRecipe:
     return trial.recipe
 
 
-def kept(trial: Trial) -> bool:
-    """Return whether a trial's network is needed after the search."""
-    return trial.split.retrain or trial.split.bagged
-
-
 def batches(count: int, batch_size: int) -> tuple[int, int]:
     """Return the number of steps per epoch and of examples per step.
 

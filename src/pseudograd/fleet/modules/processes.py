@@ -21,7 +21,7 @@ import torch
 
 from pseudograd.extras import needed_for
 from pseudograd.fleet.modules.examples import Examples
-from pseudograd.fleet.modules.loop import kept, train
+from pseudograd.fleet.modules.loop import train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.trial import Outcome, Stop, Trial
 from pseudograd.words import last_line
@@ -172,7 +172,7 @@ def _train(trial: Trial) -> Outcome | None:
         _worker["examples"],
         trial,
         torch.device("cpu"),
-        keep_parameters=_worker["keep"] and kept(trial),
+        keep_parameters=_worker["keep"] and trial.split.may_be_kept,
     )
 
 

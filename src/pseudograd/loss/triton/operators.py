@@ -26,13 +26,13 @@ from pseudograd.loss.autograd import (
     final,
     graph_is_kept,
     is_batch,
-    keep_whole,
     number_or_tensor,
     refuse_forward_mode,
     row_values,
     times_each,
     without_symbol,
 )
+from pseudograd.loss.modes import keep_whole
 from pseudograd.loss.triton import PARTS
 from pseudograd.loss.triton.launch import (
     Launch,
