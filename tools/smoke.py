@@ -11,8 +11,8 @@ from pathlib import Path
 def command(*arguments: str) -> str:
     """Run the installed command ``pseudograd`` and return its output."""
     program = Path(sys.executable).with_name("pseudograd")
-    line = [program, *arguments]
-    return subprocess.run(line, check=True, text=True, stdout=subprocess.PIPE).stdout
+    words = [str(program), *arguments]
+    return subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
 def in_your_program() -> None:
