@@ -216,9 +216,8 @@ def test_as_many_tasks_as_there_are_places_also_when_nodes_join() -> None:
     assert max(under_way) == 5 + 1
 
 
-@pytest.mark.parametrize(
-    ("trials", "places", "most", "sizes"),
-    [
+def test_tasks_are_of_about_equal_size(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[int, int, int, list[int]]] = [
         (0, 2, 4, []),
         (1, 2, 4, [1]),
         (7, 2, 4, [4, 3]),
@@ -227,15 +226,13 @@ def test_as_many_tasks_as_there_are_places_also_when_nodes_join() -> None:
         (147, 1, 512, [147]),
         (147, 2, 512, [74, 73]),
         (1100, 2, 512, [275] * 4),
-    ],
-)
-def test_tasks_are_of_about_equal_size(
-    trials: int, places: int, most: int, sizes: list[int]
-) -> None:
-    wanted = [replace(TRIAL, seed=seed) for seed in range(trials)]
-    tasks = cluster._cut(wanted, places, most)
-    assert [len(task) for task in tasks] == sizes
-    assert sorted(trial.seed for task in tasks for trial in task) == list(range(trials))
+    ]
+    for trials, places, most, sizes in cases:
+        with subtests.test(trials=trials, places=places, most=most):
+            wanted = [replace(TRIAL, seed=seed) for seed in range(trials)]
+            tasks = cluster._cut(wanted, places, most)
+            assert [len(task) for task in tasks] == sizes
+            assert sorted(trial.seed for task in tasks for trial in task) == list(range(trials))
 
 
 class MadeUpRay(SimpleNamespace):
@@ -379,26 +376,21 @@ def test_a_server_other_than_ray_is_recognised(
 
 
 @needs_ray
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
+def test_bad_addresses_raise_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, no_default_address: None, subtests: pytest.Subtests
+) -> None:
+    cases: list[tuple[str, str]] = [
         ("somewhere", "address must be 'host:port'"),
         ("localhost:ray", "address must be 'host:port'"),
         ("ray://localhost:10001", "ray job submit"),
-    ],
-)
-@pytest.mark.parametrize("by_environment", [False, True])
-def test_bad_addresses_raise_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-    no_default_address: None,
-    address: str,
-    message: str,
-    by_environment: bool,
-) -> None:
-    if by_environment:
-        monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ValueError, match=message):
-        RayRunner(digits(), None if by_environment else address)
+    ]
+    for address, message in cases:
+        for by_environment in (False, True):
+            with subtests.test(address=address, message=message, by_environment=by_environment):
+                if by_environment:
+                    monkeypatch.setenv("RAY_ADDRESS", address)
+                with pytest.raises(ValueError, match=message):
+                    RayRunner(digits(), None if by_environment else address)
 
 
 @needs_ray
