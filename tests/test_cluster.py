@@ -416,7 +416,8 @@ PROTOCOL = Protocol(
 STORE = 80 * 2**20
 
 
-def a_cluster() -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
     """A cluster on this machine: a head that runs no tasks, and two nodes of one CPU each."""
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
@@ -429,11 +430,6 @@ def a_cluster() -> Iterator[Any]:
         yield started
     finally:
         started.shutdown()
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    yield from a_cluster()
 
 
 def started_by(runner: RayRunner | ModuleRunner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -502,6 +498,7 @@ def test_a_node_killed_in_mid_run_changes_nothing(
     assert ours.comparison.mcnemar_p == theirs.comparison.mcnemar_p
     lines = (tmp_path / "cluster" / "ledger.jsonl").read_text().splitlines()
     assert len(lines) == 1 + len(expected)  # each trial once
+    nodes.add_node(num_cpus=1, object_store_memory=STORE)  # for the tests that follow
 
 
 def test_an_exception_in_a_worker_is_raised_once_and_unchanged(
@@ -596,16 +593,10 @@ def expected() -> list[Outcome]:
     return in_order(fleet.run(OF_MODULES))
 
 
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Any]:
-    """Like `nodes`, one of which another test kills."""
-    yield from a_cluster()
-
-
 def test_modules_train_on_a_cluster_as_they_do_here(
-    two_nodes: Any, expected: list[Outcome], monkeypatch: pytest.MonkeyPatch
+    nodes: Any, expected: list[Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ModuleRunner(TRAINING, EXAMPLES, two_nodes.address) as run:
+    with ModuleRunner(TRAINING, EXAMPLES, nodes.address) as run:
         started = started_by(run, monkeypatch)
         assert_equal(in_order(run(OF_MODULES)), expected)
     assert len(started) == len(OF_MODULES)
@@ -626,18 +617,18 @@ class Read(torch.utils.data.Dataset[Any]):
         return INPUTS[self.start + at] + 1e-3 * first, LABELS[self.start + at]
 
 
-def test_a_source_of_examples_travels(two_nodes: Any) -> None:
+def test_a_source_of_examples_travels(nodes: Any) -> None:
     examples = Examples.of(Read(0, 70), Read(70, 90))
     assert examples.source is not None
     trial = OF_MODULES[0]
     (here,) = ModuleFleet(TRAINING, examples, "cpu", 1).run([trial])
-    with ModuleRunner(TRAINING, examples, two_nodes.address) as run:
+    with ModuleRunner(TRAINING, examples, nodes.address) as run:
         (there,) = run([trial])
     assert there == here
 
 
 def test_modules_survive_the_death_of_a_worker(
-    two_nodes: Any, expected: list[Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, expected: list[Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaths = tmp_path / "deaths"
 
@@ -647,7 +638,7 @@ def test_modules_survive_the_death_of_a_worker(
             os.kill(os.getpid(), signal.SIGKILL)
         yield from cluster._train_modules(trials, *settings)
 
-    with ModuleRunner(TRAINING, EXAMPLES, two_nodes.address) as run:
+    with ModuleRunner(TRAINING, EXAMPLES, nodes.address) as run:
         run.task = run.ray.remote(num_cpus=1, max_retries=0)(dies_once)
         started = started_by(run, monkeypatch)
         assert_equal(in_order(run(OF_MODULES)), expected)
@@ -656,7 +647,7 @@ def test_modules_survive_the_death_of_a_worker(
 
 
 def test_a_module_missing_on_a_machine_raises_one_sentence(
-    two_nodes: Any, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = ModuleType("gone")
     monkeypatch.setitem(sys.modules, "gone", gone)
@@ -664,14 +655,14 @@ def test_a_module_missing_on_a_machine_raises_one_sentence(
     training = Training(gone.net, epochs=1)
     trial = Trial(training.recipe("data"), 1, 0.1)
     with (
-        ModuleRunner(training, EXAMPLES, two_nodes.address) as run,
+        ModuleRunner(training, EXAMPLES, nodes.address) as run,
         pytest.raises(ImportError, match=r"cannot import the network \(No module named 'gone'"),
     ):
         list(run([trial]))
 
 
 def test_a_study_on_a_cluster_ends_as_one_without(
-    two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network is in a file of the current folder, which the workers' folder lacks."""
     monkeypatch.chdir(tmp_path)
@@ -691,7 +682,7 @@ def test_a_study_on_a_cluster_ends_as_one_without(
         for folder in ("here", "there")
     ]  # fmt: skip
     assert studies[0].run(device="cpu", slots=1, progress=False)
-    assert studies[1].run(ray=two_nodes.address, progress=False)
+    assert studies[1].run(ray=nodes.address, progress=False)
     here, there = studies
     assert dict(here.ledger) == dict(there.ledger)
     assert here.result == there.result
