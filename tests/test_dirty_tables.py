@@ -19,10 +19,7 @@ from pseudograd.data.features import Categories, Numbers
 from pseudograd.data.survey import Note
 from tables import SCATTERED, loaded, names, saved
 
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 # --- dropped columns -----------------------------------------------------------------------------
@@ -34,7 +31,7 @@ MEASURED = "nearly all texts differ (if they are numbers, write 12.3 for 12.3 kg
 
 
 def test_uninformative_columns_are_dropped(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[str, Sequence[object], str]] = [
+    cases: list[tuple[str, Any, str]] = [
         ("", range(40), IDS),
         ("", [f"car {at}" for at in SCATTERED], IDS),
         ("Unnamed: 0", SCATTERED, IDS),
@@ -76,7 +73,7 @@ def test_uninformative_columns_are_dropped(subtests: pytest.Subtests) -> None:
 
 
 def test_possibly_informative_columns_are_kept(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[str, Sequence[object]]] = [
+    cases: list[tuple[str, Any]] = [
         ("population", SCATTERED),  # all different, but in no order and not called an id
         ("paid", SCATTERED),
         ("patient_id", SCATTERED // 8),

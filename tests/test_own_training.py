@@ -19,15 +19,10 @@ from pseudograd.data import digits
 from pseudograd.fleet import Split, parts
 from pseudograd.search import Difference, Study
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "in_an_empty_folder")
 
 DOCUMENT = Document("own-training.md")
 PLAIN = "A plain PyTorch loop"
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def run(title: str) -> dict[str, Any]:

@@ -84,26 +84,6 @@ def test_loss(implementation: str, reduction: str, target_kind: str) -> None:
         torch.testing.assert_close(f.double(), gradient, rtol=rtol, atol=1e-6)
 
 
-def test_a_weight_of_two_is_two_examples(implementation: str) -> None:
-    logits, target, _ = examples()
-    loss = partial(tunable_cross_entropy, k=0.5, implementation=implementation)
-    twice = torch.ones(6)
-    twice[0] = 2
-    repeated = loss(torch.cat((logits, logits[:1])), torch.cat((target, target[:1])))
-    torch.testing.assert_close(loss(logits, target, sample_weight=twice), repeated)
-
-
-def test_ones_make_no_difference(implementation: str) -> None:
-    logits, target, weights = examples()
-    ones = torch.ones_like(weights)
-    loss = partial(tunable_cross_entropy, k=0.5, implementation=implementation)
-    torch.testing.assert_close(loss(logits, target, sample_weight=ones), loss(logits, target))
-    torch.testing.assert_close(
-        differentiate(partial(loss, sample_weight=ones), logits, target),
-        differentiate(loss, logits, target),
-    )
-
-
 @pytest.mark.parametrize("soft", [False, True])
 def test_a_weight_of_zero_hides_nan(implementation: str, soft: bool) -> None:
     logits, target, weights = examples()

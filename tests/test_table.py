@@ -34,9 +34,7 @@ MIXED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def mixed(**columns: list[object]) -> pd.DataFrame:
@@ -642,7 +640,7 @@ def test_numbers_read_as_categories(suffix: str) -> None:
 
 
 def test_categories_that_are_not_there(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[list[str], str]] = [
+    cases: list[tuple[Any, str]] = [
         (["z"], "'categories' names 'z': a.csv has 'x', 'y'"),
         (["y"], "'categories' names 'y', which is the target"),
         ("x", "'categories' must be a list of names, such as ['x']"),

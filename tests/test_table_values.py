@@ -17,10 +17,7 @@ from pseudograd.data.features import Categories, Dates, Numbers
 from pseudograd.data.survey import Note
 from tables import SCATTERED, loaded, saved
 
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 # --- scaling -------------------------------------------------------------------------------------
@@ -295,7 +292,7 @@ def test_codes_of_gaps_are_detected(subtests: pytest.Subtests) -> None:
 
 
 def test_numbers_that_are_not_codes(subtests: pytest.Subtests) -> None:
-    cases: list[list[float]] = [
+    cases: list[Sequence[float]] = [
         [20, 35, 50, 64, 99] * 8,  # near the others
         [20, 35, 50, 64] * 9 + [999, 1, 2, 3],  # occurs once
         [20, 35, 50, 1234] * 10,  # not of that form
