@@ -308,24 +308,34 @@ def test_layout_of_probabilities(layout: str) -> None:
 
 @both_kernels
 def test_one_hot_probabilities_are_labels(subtests: pytest.Subtests) -> None:
-    """Where the probability of the right class rounds to 1; powers of what underflows do not."""
-    logits = torch.tensor(
-        [
-            [0.0, 30.0, 2.0], [0.0, -30.0, 2.0], [50.0, 90.0, -math.inf],
-            [0.0, 100.0, 2.0], [0.0, 200.0, 2.0], [-1e3, 1e3, -1e4],
-        ]
-    )  # fmt: skip
-    label = torch.ones(len(logits), dtype=torch.long)
-    one_hot = F.one_hot(label, 3).float()
-    for k in (0.003, 0.1, 0.3, 0.5, 1.0, 1.5, 2.0, 3.0):
+    """Even where the probability of the right class rounds to 1."""
+    logits = torch.tensor([[0.0, 30.0, 2.0], [0.0, -30.0, 2.0], [50.0, 90.0, -math.inf]])
+    label = torch.tensor([1, 1, 1])
+    for k in (0.5, 1.0, 2.0, 3.0):
         with subtests.test(k=k):
             value, f = value_and_gradient(logits, label, k, reduction="sum")
-            soft, soft_f = value_and_gradient(logits, one_hot, k, reduction="sum")
+            soft, soft_f = value_and_gradient(
+                logits, F.one_hot(label, 3).float(), k, reduction="sum"
+            )
             torch.testing.assert_close(soft, value, rtol=FLOAT32, atol=1e-6)
             # At k = 1 it is the difference p - q, as in PyTorch's cross-entropy.
             torch.testing.assert_close(soft_f, f, rtol=1e-4, atol=1e-7 if k == 1 else 1e-25)
+
+
+@both_kernels
+def test_one_hot_probabilities_below_all_float32(subtests: pytest.Subtests) -> None:
+    """A probability may underflow float32 while its powers do not; powers of 0 are 0."""
+    label = torch.tensor([1, 1, 1, 1])
+    logits = torch.tensor(
+        [[0.0, 30.0, 2.0], [0.0, 100.0, 2.0], [0.0, 200.0, 2.0], [-1e3, 1e3, -1e4]]
+    )
+    for k in (0.003, 0.1, 0.3, 1.5):
+        with subtests.test(k=k):
+            _, f = value_and_gradient(logits, label, k, reduction="sum")
+            _, soft_f = value_and_gradient(logits, F.one_hot(label, 3).float(), k, reduction="sum")
+            torch.testing.assert_close(soft_f, f, rtol=1e-4, atol=1e-25)
             _, alone = value_and_gradient(torch.zeros(2, 1), torch.ones(2, 1), k, reduction="sum")
-            assert (alone == 0).all()  # powers of 0 are 0
+            assert (alone == 0).all()
 
 
 @both_kernels
