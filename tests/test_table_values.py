@@ -273,8 +273,11 @@ def test_codes_of_gaps_are_detected(subtests: pytest.Subtests) -> None:
             with subtests.test(gap=gap, code=code):
                 saved(age=[20, 35, code, gap, 64] * 8)
                 encoder, (line,) = loaded()
-                said = f"has {code}, far from all other numbers, which is treated as missing"
-                assert line == f"!column 'age' {said} (--numbers NAME keeps it)"
+                said = (
+                    f"has {code}, far from all other numbers, which is treated as missing "
+                    "(--numbers NAME keeps it)"
+                )
+                assert line == f"!column 'age' {said}"
                 column = encoder.columns[1]
                 assert isinstance(column, Numbers)
                 assert (column.low, column.high, column.missing) == (20, 64, True)
