@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from pseudograd.data import Encoder, load_table, memory, table
-from pseudograd.data.features import Categories, Dates, Numbers
+from pseudograd.data.features import Categories, Dates, Numbers, Scale
 from pseudograd.data.survey import Note
 from tables import SCATTERED, loaded, saved
 
@@ -34,6 +34,11 @@ def test_robust_scaling_by_hand() -> None:
     assert encoder.transform(frame)[-1, 0] == 3
     # Mostly one number: by the range, 2 / (max - min).
     np.testing.assert_allclose(encoder.transform(frame)[:, 1], [0] * 8 + [2 / math.sqrt(1 + 4 / 9)])
+
+
+def test_numbers_beyond_all_others_are_at_the_limit() -> None:
+    """Even if they overflow float64 when they are scaled."""
+    assert Scale(0.0, 1e10).apply(np.array([-1e305, 1e305])).tolist() == [-3, 3]
 
 
 def test_an_outlier_does_not_flatten_the_other_values() -> None:
@@ -72,7 +77,9 @@ def test_one_large_value_and_codes_leave_the_error() -> None:
     assert error(codes) < 0.06
 
 
-@pytest.mark.parametrize("values", [[1e308, -1e308, 0], [1e-308, 0, 2e-308], [2.0**60, 0, 1]])
+@pytest.mark.parametrize(
+    "values", [[1e308, -1e308, 0], [1e-308, 0, 2e-308], [1e-320, 0, 2e-320], [2.0**60, 0, 1]]
+)
 def test_extreme_numbers_stay_finite(values: list[float]) -> None:
     saved(a=(values * 14)[:40])
     data, encoder = load_table("a.csv", "y")
