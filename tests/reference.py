@@ -19,7 +19,8 @@ Numbers = Sequence[float]
 def softmax(logits: Numbers) -> list[mp.mpf]:
     top = mp.mpf(max(logits))
     powers = [mp.exp(mp.mpf(z) - top) for z in logits]
-    return [power / mp.fsum(powers) for power in powers]
+    total = mp.fsum(powers)
+    return [power / total for power in powers]
 
 
 def rule(logits: Numbers, y: int, k: float) -> list[float]:
@@ -56,14 +57,17 @@ def soft_rule(logits: Numbers, target: Numbers, k: float) -> list[float]:
         bias = [p - mp.mpf(q) / total for p, q in zip(softmax(logits), target, strict=True)]
         # Treat what cancellation leaves of 0 as 0: no test input has a bias this small.
         bias = [mp.mpf(0) if abs(e) < mp.mpf(10) ** (5 - mp.mp.dps) else e for e in bias]
-        return [float(total * _side(bias, e, mp.mpf(k))) for e in bias]
+        exponent = mp.mpf(k)
+        factor = {sign: _factor(bias, sign, exponent) for sign in (-1, 0, 1)}
+        return [float(total * factor[int(mp.sign(e))] * abs(e) ** exponent) for e in bias]
 
 
-def _side(bias: list[mp.mpf], e: mp.mpf, k: mp.mpf) -> mp.mpf:
-    if e == 0:
+def _factor(bias: list[mp.mpf], sign: int, k: mp.mpf) -> mp.mpf:
+    """Return what |ε_j|^k is multiplied by for an ε_j of this sign."""
+    same = [abs(e) for e in bias if mp.sign(e) == sign]
+    if sign == 0 or not same:
         return mp.mpf(0)
-    same = [abs(other) for other in bias if mp.sign(other) == mp.sign(e)]
-    return mp.sign(e) * mp.fsum(same) ** k * abs(e) ** k / mp.fsum(other**k for other in same)
+    return sign * mp.fsum(same) ** k / mp.fsum(e**k for e in same)
 
 
 def cross_entropy(logits: Numbers, target: Numbers) -> float:

@@ -168,9 +168,8 @@ def test_a_search_can_be_resumed_anywhere(protocol: Bagging) -> None:
     assert protocol.wanted(whole) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
+def test_bad_settings_are_named(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"repetitions": 7}, "repetitions must be a multiple of 5, .* not 7"),
         ({"repetitions": 0}, "repetitions must be 1 or more.*, not 0"),
         ({"ks": ()}, "ks must be at least one number"),
@@ -178,11 +177,10 @@ def test_a_search_can_be_resumed_anywhere(protocol: Bagging) -> None:
         ({"finalists": 0}, "finalists must be 1 or more, or None, not 0"),
         ({"sample": -1}, "sample must be a whole number, 0 or more, not -1"),
         ({"retrainings": 1}, "retrainings must be 0: the networks of the folds are the model"),
-    ],
-)
-def test_bad_settings_are_named(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        replace(SMALL, **change)
+    ]
+    for change, said in cases:
+        with subtests.test(said=said), pytest.raises(ValueError, match=said):
+            replace(SMALL, **change)
 
 
 def test_a_sample_needs_a_recipe_that_can_be_sampled() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import itertools
 import math
 import pickle
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from torch.testing import assert_close
 
 import reference
 from covering import covering
+from covering import rows as covering_rows
 from kernels import needs
 from pseudograd import (
     TunableBCEWithLogitsLoss,
@@ -104,15 +104,11 @@ def of_half(z: Tensor, t: Tensor) -> Tensor:
 
 
 @covering(
-    alone=[True, False],
-    pos_weight=[None, 0.3],
-    k=EXTREME_K,
-    dtype=[torch.float32, torch.float64],
-    path=PATHS,
+    alone=[True, False], pos_weight=[None, 0.3], dtype=[torch.float32, torch.float64], path=PATHS
 )
 @pytest.mark.usefixtures("path")
 def test_the_rule_of_labels(
-    dtype: torch.dtype, k: float, pos_weight: float | None, alone: bool
+    dtype: torch.dtype, pos_weight: float | None, alone: bool, subtests: pytest.Subtests
 ) -> None:
     """Accurate to a few units in the last place for logits of every size, with soft targets too."""
     z = torch.tensor(LOGITS, dtype=dtype).repeat(2)
@@ -120,16 +116,24 @@ def test_the_rule_of_labels(
     if not alone:
         z, t = torch.cat((z, z.new_ones(1))), torch.cat((t, t.new_full((1,), 0.25)))
     w = None if pos_weight is None else torch.tensor(pos_weight, dtype=dtype)
-    value, gradient = true(z, t, k, 1.0 if w is None else w)
     rtol = 1e-5 if dtype == torch.float32 else 1e-12
+    for k in EXTREME_K:
+        with subtests.test(k=k):
+            assert_true(z, t, k, w, rtol)
+
+
+def assert_true(z: Tensor, t: Tensor, k: float, w: Tensor | None, rtol: float) -> None:
+    value, gradient = true(z, t, k, 1.0 if w is None else w)
     close = partial(assert_close, rtol=rtol, atol=1e-25, check_dtype=False)
-    close(tunable_bce(z, t, pos_weight=w, reduction="none", k=k), value.to(dtype))
-    close(differentiate(partial(summed, k=k, pos_weight=w), z, t), gradient.to(dtype))
+    close(tunable_bce(z, t, pos_weight=w, reduction="none", k=k), value.to(z.dtype))
+    close(differentiate(partial(summed, k=k, pos_weight=w), z, t), gradient.to(z.dtype))
 
 
-@covering(pos_weight=[None, 100.0], k=EXTREME_K, dtype=[torch.float32, torch.float64], path=PATHS)
+@covering(pos_weight=[None, 100.0], dtype=[torch.float32, torch.float64], path=PATHS)
 @pytest.mark.usefixtures("path")
-def test_the_rule_of_soft_targets(dtype: torch.dtype, k: float, pos_weight: float | None) -> None:
+def test_the_rule_of_soft_targets(
+    dtype: torch.dtype, pos_weight: float | None, subtests: pytest.Subtests
+) -> None:
     """Near 0 and 1 too, and where the logit nearly agrees with the target."""
     soft = torch.tensor([1e-30, 1e-9, 0.1, 0.3, 0.5, 0.75, 0.999, 1 - 1e-7], dtype=dtype)
     z, t = (
@@ -139,11 +143,9 @@ def test_the_rule_of_soft_targets(dtype: torch.dtype, k: float, pos_weight: floa
     near = (torch.logit(soft[1:].double()) + gaps).flatten()
     z, t = torch.cat((z, near.to(dtype))), torch.cat((t, soft[1:].repeat(3)))
     w = None if pos_weight is None else torch.tensor(pos_weight, dtype=dtype)
-    value, gradient = true(z, t, k, 1.0 if w is None else w)
-    rtol = 1e-5 if dtype == torch.float32 else 1e-10
-    close = partial(assert_close, rtol=rtol, atol=1e-25, check_dtype=False)
-    close(tunable_bce(z, t, pos_weight=w, reduction="none", k=k), value.to(dtype))
-    close(differentiate(partial(summed, k=k, pos_weight=w), z, t), gradient.to(dtype))
+    for k in EXTREME_K:
+        with subtests.test(k=k):
+            assert_true(z, t, k, w, rtol=1e-5 if dtype == torch.float32 else 1e-10)
 
 
 @covering(k=[0.25, 1.0, 3.0], soft=[False, True], path=PATHS)
@@ -207,8 +209,9 @@ def factors(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Tensor | N
 def test_at_k_1_it_equals_pytorch(shape: tuple[int, ...], reduction: str) -> None:
     """Value, gradient, and the target's gradient; the value for every k."""
     kinds = ("none", "scalar", "last", "one", "full")
+    dtypes = (torch.float32, torch.float64)
     generator = torch.Generator().manual_seed(3)
-    for w, p, dtype in itertools.product(kinds, kinds, (torch.float32, torch.float64)):
+    for w, p, dtype in covering_rows(2, {"w": kinds, "p": kinds, "dtype": dtypes}):
         z = torch.randn(shape, generator=generator).to(dtype)
         t = torch.rand(shape, generator=generator).to(dtype)
         leaves = z.requires_grad_(), t.requires_grad_()
@@ -255,12 +258,13 @@ def test_exact_where_the_bias_cancels() -> None:
     assert_close(f.double(), gradient, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (4, 1), (4, 3)])
 @pytest.mark.usefixtures("path")
-def test_k_broadcasts(shape: tuple[int, ...]) -> None:
-    k = torch.rand(shape, generator=torch.Generator().manual_seed(4)) + 0.1
+def test_k_broadcasts(subtests: pytest.Subtests) -> None:
     z, t = examples()
-    assert_right(differentiate(partial(summed, k=k), z, t), k)
+    for shape in ((), (1,), (3,), (4, 1), (4, 3)):
+        with subtests.test(shape=shape):
+            k = torch.rand(shape, generator=torch.Generator().manual_seed(4)) + 0.1
+            assert_right(differentiate(partial(summed, k=k), z, t), k)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -367,10 +371,10 @@ K: dict[str, float | Tensor] = {"k=0.5": 0.5, "k per output": torch.rand(4, 3) +
 
 
 @pytest.mark.parametrize("route", DIRECT)
-@pytest.mark.parametrize("k", K)
-def test_transforms(route: str, k: str) -> None:
+def test_transforms(route: str) -> None:
     z, t = examples()
-    assert_right(DIRECT[route](of_k, (t, K[k]), z), K[k])
+    for k in K.values():
+        assert_right(DIRECT[route](of_k, (t, k), z), k)
 
 
 @on_compilers
@@ -525,9 +529,9 @@ def test_pytorchs_deprecated_arguments() -> None:
         assert TunableBCEWithLogitsLoss(None, None, False).reduction == "none"
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
+def test_errors(subtests: pytest.Subtests) -> None:
+    z, t = examples()
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"input": [1.0]}, TypeError, "input must be a tensor, not list"),
         ({"target": torch.ones(4, 3).long()}, TypeError, r"target must hold floating.*int64; use"),
         ({"input": torch.ones(4, 3).to(torch.float8_e5m2)}, TypeError, "input must be .*float8"),
@@ -541,9 +545,7 @@ def test_pytorchs_deprecated_arguments() -> None:
         ({"k": torch.zeros(3)}, ValueError, "k must be finite and above 0"),
         ({"k": 0.0}, ValueError, "k must be a finite number above 0"),
         ({"k": torch.ones(3).requires_grad_()}, ValueError, "k must not require a gradient"),
-    ],
-)
-def test_errors(change: dict[str, Any], error: type[Exception], message: str) -> None:
-    z, t = examples()
-    with pytest.raises(error, match=message):
-        tunable_bce(**{"input": z, "target": t, **change})
+    ]
+    for change, error, message in cases:
+        with subtests.test(message), pytest.raises(error, match=message):
+            tunable_bce(**{"input": z, "target": t, **change})

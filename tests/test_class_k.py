@@ -151,22 +151,21 @@ def test_module() -> None:
     assert torch.equal(other.class_k, CLASS_K)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_errors(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"class_k": torch.ones(3)}, ValueError, "class_k must have one value for each of the 5"),
         ({"class_k": 0.5}, TypeError, "class_k must be a floating-point tensor"),
         ({"class_k": CLASS_K, "k": CLASS_K}, ValueError, "pass k for each example or class_k"),
         ({"class_k": CLASS_K - 1}, ValueError, "class_k must be finite and above 0 .* every class"),
         ({"class_k": CLASS_K.clone().requires_grad_()}, ValueError, r"use class_k.detach\(\)"),
-    ],
-)
-def test_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    logits, target, _ = examples()
-    with pytest.raises(error, match=message):
-        tunable_cross_entropy(logits, target, **arguments)
-    with pytest.raises(error, match=message):
-        tunable_linear_cross_entropy(logits, torch.eye(CLASSES), target, **arguments)
+    ]
+    for arguments, error, message in cases:
+        with subtests.test(message=message):
+            logits, target, _ = examples()
+            with pytest.raises(error, match=message):
+                tunable_cross_entropy(logits, target, **arguments)
+            with pytest.raises(error, match=message):
+                tunable_linear_cross_entropy(logits, torch.eye(CLASSES), target, **arguments)
 
 
 def test_wrong_labels_are_still_named() -> None:

@@ -13,10 +13,7 @@ from commands import refused_by
 from pseudograd import __version__
 from pseudograd.cli import main
 
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 refusal = partial(refused_by, main)

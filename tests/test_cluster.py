@@ -216,9 +216,8 @@ def test_as_many_tasks_as_there_are_places_also_when_nodes_join() -> None:
     assert max(under_way) == 5 + 1
 
 
-@pytest.mark.parametrize(
-    ("trials", "places", "most", "sizes"),
-    [
+def test_tasks_are_of_about_equal_size(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[int, int, int, list[int]]] = [
         (0, 2, 4, []),
         (1, 2, 4, [1]),
         (7, 2, 4, [4, 3]),
@@ -227,15 +226,13 @@ def test_as_many_tasks_as_there_are_places_also_when_nodes_join() -> None:
         (147, 1, 512, [147]),
         (147, 2, 512, [74, 73]),
         (1100, 2, 512, [275] * 4),
-    ],
-)
-def test_tasks_are_of_about_equal_size(
-    trials: int, places: int, most: int, sizes: list[int]
-) -> None:
-    wanted = [replace(TRIAL, seed=seed) for seed in range(trials)]
-    tasks = cluster._cut(wanted, places, most)
-    assert [len(task) for task in tasks] == sizes
-    assert sorted(trial.seed for task in tasks for trial in task) == list(range(trials))
+    ]
+    for trials, places, most, sizes in cases:
+        with subtests.test(trials=trials, places=places, most=most):
+            wanted = [replace(TRIAL, seed=seed) for seed in range(trials)]
+            tasks = cluster._cut(wanted, places, most)
+            assert [len(task) for task in tasks] == sizes
+            assert sorted(trial.seed for task in tasks for trial in task) == list(range(trials))
 
 
 class MadeUpRay(SimpleNamespace):
@@ -379,26 +376,21 @@ def test_a_server_other_than_ray_is_recognised(
 
 
 @needs_ray
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
+def test_bad_addresses_raise_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, no_default_address: None, subtests: pytest.Subtests
+) -> None:
+    cases: list[tuple[str, str]] = [
         ("somewhere", "address must be 'host:port'"),
         ("localhost:ray", "address must be 'host:port'"),
         ("ray://localhost:10001", "ray job submit"),
-    ],
-)
-@pytest.mark.parametrize("by_environment", [False, True])
-def test_bad_addresses_raise_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-    no_default_address: None,
-    address: str,
-    message: str,
-    by_environment: bool,
-) -> None:
-    if by_environment:
-        monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ValueError, match=message):
-        RayRunner(digits(), None if by_environment else address)
+    ]
+    for address, message in cases:
+        for by_environment in (False, True):
+            with subtests.test(address=address, message=message, by_environment=by_environment):
+                if by_environment:
+                    monkeypatch.setenv("RAY_ADDRESS", address)
+                with pytest.raises(ValueError, match=message):
+                    RayRunner(digits(), None if by_environment else address)
 
 
 @needs_ray
@@ -424,7 +416,8 @@ PROTOCOL = Protocol(
 STORE = 80 * 2**20
 
 
-def a_cluster() -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
     """A cluster on this machine: a head that runs no tasks, and two nodes of one CPU each."""
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
@@ -437,11 +430,6 @@ def a_cluster() -> Iterator[Any]:
         yield started
     finally:
         started.shutdown()
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    yield from a_cluster()
 
 
 def started_by(runner: RayRunner | ModuleRunner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -510,6 +498,7 @@ def test_a_node_killed_in_mid_run_changes_nothing(
     assert ours.comparison.mcnemar_p == theirs.comparison.mcnemar_p
     lines = (tmp_path / "cluster" / "ledger.jsonl").read_text().splitlines()
     assert len(lines) == 1 + len(expected)  # each trial once
+    nodes.add_node(num_cpus=1, object_store_memory=STORE)  # for the tests that follow
 
 
 def test_an_exception_in_a_worker_is_raised_once_and_unchanged(
@@ -604,16 +593,10 @@ def expected() -> list[Outcome]:
     return in_order(fleet.run(OF_MODULES))
 
 
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Any]:
-    """Like `nodes`, one of which another test kills."""
-    yield from a_cluster()
-
-
 def test_modules_train_on_a_cluster_as_they_do_here(
-    two_nodes: Any, expected: list[Outcome], monkeypatch: pytest.MonkeyPatch
+    nodes: Any, expected: list[Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ModuleRunner(TRAINING, EXAMPLES, two_nodes.address) as run:
+    with ModuleRunner(TRAINING, EXAMPLES, nodes.address) as run:
         started = started_by(run, monkeypatch)
         assert_equal(in_order(run(OF_MODULES)), expected)
     assert len(started) == len(OF_MODULES)
@@ -634,18 +617,18 @@ class Read(torch.utils.data.Dataset[Any]):
         return INPUTS[self.start + at] + 1e-3 * first, LABELS[self.start + at]
 
 
-def test_a_source_of_examples_travels(two_nodes: Any) -> None:
+def test_a_source_of_examples_travels(nodes: Any) -> None:
     examples = Examples.of(Read(0, 70), Read(70, 90))
     assert examples.source is not None
     trial = OF_MODULES[0]
     (here,) = ModuleFleet(TRAINING, examples, "cpu", 1).run([trial])
-    with ModuleRunner(TRAINING, examples, two_nodes.address) as run:
+    with ModuleRunner(TRAINING, examples, nodes.address) as run:
         (there,) = run([trial])
     assert there == here
 
 
 def test_modules_survive_the_death_of_a_worker(
-    two_nodes: Any, expected: list[Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, expected: list[Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaths = tmp_path / "deaths"
 
@@ -655,7 +638,7 @@ def test_modules_survive_the_death_of_a_worker(
             os.kill(os.getpid(), signal.SIGKILL)
         yield from cluster._train_modules(trials, *settings)
 
-    with ModuleRunner(TRAINING, EXAMPLES, two_nodes.address) as run:
+    with ModuleRunner(TRAINING, EXAMPLES, nodes.address) as run:
         run.task = run.ray.remote(num_cpus=1, max_retries=0)(dies_once)
         started = started_by(run, monkeypatch)
         assert_equal(in_order(run(OF_MODULES)), expected)
@@ -664,7 +647,7 @@ def test_modules_survive_the_death_of_a_worker(
 
 
 def test_a_module_missing_on_a_machine_raises_one_sentence(
-    two_nodes: Any, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = ModuleType("gone")
     monkeypatch.setitem(sys.modules, "gone", gone)
@@ -672,14 +655,14 @@ def test_a_module_missing_on_a_machine_raises_one_sentence(
     training = Training(gone.net, epochs=1)
     trial = Trial(training.recipe("data"), 1, 0.1)
     with (
-        ModuleRunner(training, EXAMPLES, two_nodes.address) as run,
+        ModuleRunner(training, EXAMPLES, nodes.address) as run,
         pytest.raises(ImportError, match=r"cannot import the network \(No module named 'gone'"),
     ):
         list(run([trial]))
 
 
 def test_a_study_on_a_cluster_ends_as_one_without(
-    two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network is in a file of the current folder, which the workers' folder lacks."""
     monkeypatch.chdir(tmp_path)
@@ -699,7 +682,7 @@ def test_a_study_on_a_cluster_ends_as_one_without(
         for folder in ("here", "there")
     ]  # fmt: skip
     assert studies[0].run(device="cpu", slots=1, progress=False)
-    assert studies[1].run(ray=two_nodes.address, progress=False)
+    assert studies[1].run(ray=nodes.address, progress=False)
     here, there = studies
     assert dict(here.ledger) == dict(there.ledger)
     assert here.result == there.result

@@ -19,10 +19,7 @@ from pseudograd.data.features import Categories, Numbers
 from pseudograd.data.survey import Note
 from tables import SCATTERED, loaded, names, saved
 
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 # --- dropped columns -----------------------------------------------------------------------------
@@ -33,9 +30,8 @@ MOST = "most entries differ, as ids do"
 MEASURED = "nearly all texts differ (if they are numbers, write 12.3 for 12.3 kg)"
 
 
-@pytest.mark.parametrize(
-    ("name", "entries", "why"),
-    [
+def test_uninformative_columns_are_dropped(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, Any, str]] = [
         ("", range(40), IDS),
         ("", [f"car {at}" for at in SCATTERED], IDS),
         ("Unnamed: 0", SCATTERED, IDS),
@@ -58,41 +54,40 @@ MEASURED = "nearly all texts differ (if they are numbers, write 12.3 for 12.3 kg
         ("name", [f"Miller {at}" for at in SCATTERED], "nearly all texts differ, as names do"),
         ("name", [f"Miller {at}" for at in SCATTERED // 2], "no text is in three rows"),
         ("height", [f"1.{at} m" for at in SCATTERED], MEASURED),
-    ],
-)
-def test_uninformative_columns_are_dropped(name: str, entries: Sequence[object], why: str) -> None:
-    columns: dict[str, Any] = {name: entries}
-    saved(**columns)
-    encoder, told = loaded()
-    shown = name or "Unnamed: 1"
-    assert told == [f"column {shown!r} left out: {why}"]
-    assert names(encoder) == ["x"]
-    assert encoder.notes["columns"][1] == {"name": shown, "used_as": "left out", "why": why}
-    # New rows may have it or not.
-    frame = pd.read_csv("a.csv")
-    for new in (frame, frame[["x"]]):
-        new.to_csv("new.csv", index=False)
-        assert encoder.transform(read_frame("new.csv", encoder)).shape == (40, 1)
-        assert encoder.transform(new).shape == (40, 1)
+    ]
+    for name, entries, why in cases:
+        with subtests.test(name=name, why=why):
+            columns: dict[str, Any] = {name: entries}
+            saved(**columns)
+            encoder, told = loaded()
+            shown = name or "Unnamed: 1"
+            assert told == [f"column {shown!r} left out: {why}"]
+            assert names(encoder) == ["x"]
+            assert encoder.notes["columns"][1] == {"name": shown, "used_as": "left out", "why": why}
+            # New rows may have it or not.
+            frame = pd.read_csv("a.csv")
+            for new in (frame, frame[["x"]]):
+                new.to_csv("new.csv", index=False)
+                assert encoder.transform(read_frame("new.csv", encoder)).shape == (40, 1)
+                assert encoder.transform(new).shape == (40, 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "entries"),
-    [
+def test_possibly_informative_columns_are_kept(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, Any]] = [
         ("population", SCATTERED),  # all different, but in no order and not called an id
         ("paid", SCATTERED),
         ("patient_id", SCATTERED // 8),
         ("year", sorted(SCATTERED // 2)),
         ("mark", ["x", None] * 20),  # its gaps are informative
         ("name", [f"Miller {at}" for at in [*range(20), *range(18), 0, 0]]),
-    ],
-)
-def test_possibly_informative_columns_are_kept(name: str, entries: Sequence[object]) -> None:
-    columns: dict[str, Any] = {name: entries}
-    saved(**columns)
-    encoder, told = loaded()
-    assert names(encoder) == ["x", name]
-    assert told == []
+    ]
+    for name, entries in cases:
+        with subtests.test(name=name):
+            columns: dict[str, Any] = {name: entries}
+            saved(**columns)
+            encoder, told = loaded()
+            assert names(encoder) == ["x", name]
+            assert told == []
 
 
 @pytest.mark.parametrize("option", ["numbers", "categories"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -200,55 +201,60 @@ def assert_clear(bad: Bad, action: Callable[[], Any]) -> None:
     assert bad.says in message
 
 
-@pytest.mark.parametrize("name", BAD)
+def made_and_called(kind: Any, settings: dict[str, Any], examples: tuple[Any, Any]) -> None:
+    kind(**settings)(*examples)
+
+
 @pytest.mark.usefixtures("path")
-def test_function(name: str) -> None:
-    assert_clear(BAD[name], lambda: tunable_cross_entropy(**BAD[name].arguments))
+def test_function(subtests: pytest.Subtests) -> None:
+    for name, bad in BAD.items():
+        with subtests.test(name):
+            assert_clear(bad, partial(tunable_cross_entropy, **bad.arguments))
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_module(name: str) -> None:
+@pytest.mark.parametrize("kind", [TunableCrossEntropyLoss, RuleCrossEntropyLoss])
+def test_module(kind: Any, subtests: pytest.Subtests) -> None:
     """When it is constructed or when it is called, with the same words."""
-    arguments = dict(BAD[name].arguments)
-    examples = arguments.pop("input"), arguments.pop("target")
-    assert_clear(BAD[name], lambda: TunableCrossEntropyLoss(**arguments)(*examples))
+    for name, bad in BAD.items():
+        arguments = dict(bad.arguments)
+        examples = arguments.pop("input"), arguments.pop("target")
+        if kind is RuleCrossEntropyLoss:
+            if {"k", "class_k", "label_smoothing"} & set(arguments):
+                continue
+            arguments["rule"] = cross_entropy
+        with subtests.test(name):
+            assert_clear(bad, partial(made_and_called, kind, arguments, examples))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in BAD if not {"k", "class_k", "label_smoothing"} & set(BAD[name].arguments)],
-)
-def test_rule_module(name: str) -> None:
-    arguments = dict(BAD[name].arguments)
-    examples = arguments.pop("input"), arguments.pop("target")
-    assert_clear(BAD[name], lambda: RuleCrossEntropyLoss(cross_entropy, **arguments)(*examples))
-
-
-@pytest.mark.parametrize("k", [0, -1.0, math.nan, "0.5", None, torch.tensor(-1.0)])
-def test_module_refuses_k_when_made(k: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match=r"^k "):
-        TunableCrossEntropyLoss(k=k)
+def test_module_refuses_k_when_made(subtests: pytest.Subtests) -> None:
+    for k in (0, -1.0, math.nan, "0.5", None, torch.tensor(-1.0)):
+        wrong: Any = k
+        with subtests.test(k=k), pytest.raises((ValueError, TypeError), match=r"^k "):
+            TunableCrossEntropyLoss(k=wrong)
 
 
 # Wrong for any logits.
-OF_ITSELF = [
-    name
+OF_ITSELF = {
+    name: bad
     for name, bad in BAD.items()
     if bad.names in ("reduction", "label_smoothing")
     or (bad.names, bad.error) in {("ignore_index", TypeError), ("weight", TypeError)}
-]
+}
 
 
-@pytest.mark.parametrize("name", OF_ITSELF)
-def test_modules_refuse_settings_when_made(name: str) -> None:
-    bad = BAD[name]
-    setting = {bad.names: bad.arguments[bad.names]}
-    assert_clear(bad, lambda: TunableCrossEntropyLoss(k=0.5, **setting))
-    if bad.names != "label_smoothing":
-        assert_clear(bad, lambda: RuleCrossEntropyLoss(cross_entropy, **setting))
-    if bad.names == "weight":
-        bad, setting = bad._replace(names="class_weight"), {"class_weight": setting["weight"]}
-    assert_clear(bad, lambda: TunableLinearCrossEntropyLoss(k=0.5, **setting))
+def test_modules_refuse_settings_when_made(subtests: pytest.Subtests) -> None:
+    for name, bad in OF_ITSELF.items():
+        setting = {bad.names: bad.arguments[bad.names]}
+        kinds: list[Any] = [TunableCrossEntropyLoss]
+        if bad.names != "label_smoothing":
+            kinds.append(partial(RuleCrossEntropyLoss, cross_entropy))
+        with subtests.test(name):
+            for kind in kinds:
+                assert_clear(bad, partial(kind, **setting))
+            if bad.names == "weight":
+                bad = bad._replace(names="class_weight")
+                setting = {"class_weight": setting["weight"]}
+            assert_clear(bad, partial(TunableLinearCrossEntropyLoss, **setting))
 
 
 def test_rules_have_labels_only() -> None:

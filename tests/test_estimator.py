@@ -444,9 +444,8 @@ def test_divergence_raises() -> None:
 # --- errors ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("parameter", "values", "message"),
-    [
+def test_bad_parameters_are_named(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, list[Any], str]] = [
         (
             "hidden_layer_sizes",
             [0, [0], (4, -1), 2.5, "ab"],
@@ -469,26 +468,24 @@ def test_divergence_raises() -> None:
         ("clip", [0, "none"], "a finite number above 0, or None"),
         ("max_iter", [0, 1.5], "'auto' or a whole number above 0"),
         ("device", ["gpu", None, "cuda:99"], "'auto' or a device that can be used, such as 'cpu'"),
-    ],
-)
-def test_bad_parameters_are_named(parameter: str, values: list[Any], message: str) -> None:
-    for value in values:
-        with pytest.raises(ValueError, match=f"^{parameter} must be {message}.*, not "):
-            trained().set_params(**{parameter: value}).fit(X, Y)
+    ]
+    for parameter, values, message in cases:
+        with subtests.test(parameter=parameter, message=message):
+            for value in values:
+                with pytest.raises(ValueError, match=f"^{parameter} must be {message}.*, not "):
+                    trained().set_params(**{parameter: value}).fit(X, Y)
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
+def test_bad_labels_are_named(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Any, str]] = [
         ([0.0] * 4, "there is only one class, 0.0"),
         (["a"] * 4, "there is only one class, 'a'"),
         (["a", None, "b", None], "y must have a label for each row; 2 are None"),
         (np.array(["a", 1, "b", 1], object), "y must be all numbers or all strings, not both"),
-    ],
-)
-def test_bad_labels_are_named(labels: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        trained().fit(np.eye(4), labels)
+    ]
+    for labels, message in cases:
+        with subtests.test(message=message), pytest.raises(ValueError, match=message):
+            trained().fit(np.eye(4), labels)
 
 
 def test_bad_weights_are_named() -> None:

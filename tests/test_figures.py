@@ -74,32 +74,35 @@ def test_the_tables_are_there() -> None:
     assert (len(CPU_ROWS), len(GPU_ROWS), len(README_ROWS)) == (25, 5, 8)
 
 
-@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row[0])
-def test_speed_on_a_cpu(row: list[str]) -> None:
-    match = CPU.fullmatch(row[0])
-    assert match is not None
-    theirs, *ours = on_cpu(shape_of(match[1]), match[2])
-    expected = f"{theirs / 1000:.1f} ms" if theirs >= 1000 else f"{theirs:.0f} µs"
-    assert row[1:] == [expected, *(f"{times:.2f}" for times in ours)]
+def test_speed_on_a_cpu(subtests: pytest.Subtests) -> None:
+    for row in CPU_ROWS:
+        with subtests.test(row=row):
+            match = CPU.fullmatch(row[0])
+            assert match is not None
+            theirs, *ours = on_cpu(shape_of(match[1]), match[2])
+            expected = f"{theirs / 1000:.1f} ms" if theirs >= 1000 else f"{theirs:.0f} µs"
+            assert row[1:] == [expected, *(f"{times:.2f}" for times in ours)]
 
 
-@pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row[0])
-def test_speed_on_a_gpu(row: list[str]) -> None:
-    dtype, shape = row[0].split()
-    assert row[1:] == [f"{ms:.2f}" for ms in on_gpu(dtype, shape_of(shape))]
+def test_speed_on_a_gpu(subtests: pytest.Subtests) -> None:
+    for row in GPU_ROWS:
+        with subtests.test(row=row):
+            dtype, shape = row[0].split()
+            assert row[1:] == [f"{ms:.2f}" for ms in on_gpu(dtype, shape_of(shape))]
 
 
-@pytest.mark.parametrize("row", README_ROWS, ids=lambda row: row[0])
-def test_speed_in_the_readme(row: list[str]) -> None:
-    place, rest = row[0].split(", ", 1)
-    dtype, shape = re.sub(r" \(\d\.\d\d to.*", "", rest).split(" ", 1)
-    if place == "H200":
-        *ours, theirs, _ = on_gpu(dtype, shape_of(shape))
-        times = [ms / theirs for ms in ours]
-    else:
-        shape, _, target = shape.partition(" probabilities")
-        _, *times = on_cpu(shape_of(shape), f"probabilities{target}" if target else "")
-    assert row[1:] == [f"{one:.2f}" for one in times]
+def test_speed_in_the_readme(subtests: pytest.Subtests) -> None:
+    for row in README_ROWS:
+        with subtests.test(row=row):
+            place, rest = row[0].split(", ", 1)
+            dtype, shape = re.sub(r" \(\d\.\d\d to.*", "", rest).split(" ", 1)
+            if place == "H200":
+                *ours, theirs, _ = on_gpu(dtype, shape_of(shape))
+                times = [ms / theirs for ms in ours]
+            else:
+                shape, _, target = shape.partition(" probabilities")
+                _, *times = on_cpu(shape_of(shape), f"probabilities{target}" if target else "")
+            assert row[1:] == [f"{one:.2f}" for one in times]
 
 
 def reported() -> dict[str, list[str]]:

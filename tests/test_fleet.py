@@ -332,23 +332,24 @@ def test_the_hash_is_splitmix64() -> None:
 SEEDS = [0, 1, -1, 2**40, 2**63 - 1, -(2**63)]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_random_numbers_are_what_their_hashes_say(seed: int) -> None:
-    seeds = torch.tensor([seed])
-    for layer, (fan_in, fan_out) in enumerate([(3, 4), (1, 1), (5, 2)]):
-        limit = math.sqrt(6 / (fan_in + fan_out))
-        unit = [(h >> 40) / 2**23 - 1 for h in stream(seed, 1, layer, fan_in * fan_out)]
-        ours = randomness.glorot_uniform(seeds, layer, fan_in, fan_out)
-        assert ours.shape == (1, fan_in, fan_out)
-        assert ours.dtype == torch.float32
-        expected = torch.tensor(unit).reshape(1, fan_in, fan_out) * limit
-        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
-    for epoch in (0, 1, 999):
-        hashes = [h % 2**38 for h in stream(seed, 2, epoch, 50)]
-        signed = [h - 2**38 if h >= 2**37 else h for h in hashes]
-        assert randomness.order(seeds, torch.tensor([epoch]), 50).tolist() == [
-            sorted(range(50), key=signed.__getitem__)
-        ]
+def test_random_numbers_are_what_their_hashes_say(subtests: pytest.Subtests) -> None:
+    for seed in SEEDS:
+        with subtests.test(seed=seed):
+            seeds = torch.tensor([seed])
+            for layer, (fan_in, fan_out) in enumerate([(3, 4), (1, 1), (5, 2)]):
+                limit = math.sqrt(6 / (fan_in + fan_out))
+                unit = [(h >> 40) / 2**23 - 1 for h in stream(seed, 1, layer, fan_in * fan_out)]
+                ours = randomness.glorot_uniform(seeds, layer, fan_in, fan_out)
+                assert ours.shape == (1, fan_in, fan_out)
+                assert ours.dtype == torch.float32
+                expected = torch.tensor(unit).reshape(1, fan_in, fan_out) * limit
+                torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
+            for epoch in (0, 1, 999):
+                hashes = [h % 2**38 for h in stream(seed, 2, epoch, 50)]
+                signed = [h - 2**38 if h >= 2**37 else h for h in hashes]
+                assert randomness.order(seeds, torch.tensor([epoch]), 50).tolist() == [
+                    sorted(range(50), key=signed.__getitem__)
+                ]
 
 
 def test_pinned_random_numbers() -> None:
@@ -422,29 +423,32 @@ def test_orders_are_permutations_and_all_different() -> None:
 # Splits
 
 
-@pytest.mark.parametrize("size", [5, 9, 213, 1437])
-@pytest.mark.parametrize("plan", [0, 1, 2**32 - 1])
-def test_the_five_parts_and_their_roles(size: int, plan: int) -> None:
-    data = Dataset("any", torch.zeros(size + 7, 1), torch.arange(size + 7) % 2, size)
-    cuts = [parts(data, Split(plan, repetition)) for repetition in range(40)]
-    for cut in cuts:
-        assert len(cut.stop) == len(cut.judge) == size // 5
-        assert len(cut.train) == 3 * (size // 5)
-        used = torch.cat((cut.train, cut.stop, cut.judge)).tolist()
-        assert len(set(used)) == len(used) == size // 5 * 5
-        assert set(used) <= set(range(size))
-    for start in range(0, 40, 5):
-        judged = torch.cat([cut.judge for cut in cuts[start : start + 5]]).tolist()
-        assert len(set(judged)) == size // 5 * 5
-    for start in (0, 20):
-        pairs = {
-            (tuple(cut.stop.tolist()), tuple(cut.judge.tolist()))
-            for cut in cuts[start : start + 20]
-        }
-        assert len(pairs) == 20
-        assert len({pair[0] for pair in pairs}) == len({pair[1] for pair in pairs}) == 5
-    if size > 9:  # after twenty repetitions, the split is a new one
-        assert set(cuts[0].judge.tolist()) not in [set(cut.judge.tolist()) for cut in cuts[20:]]
+def test_the_five_parts_and_their_roles(subtests: pytest.Subtests) -> None:
+    for size in (5, 9, 213, 1437):
+        for plan in (0, 1, 2**32 - 1):
+            with subtests.test(size=size, plan=plan):
+                data = Dataset("any", torch.zeros(size + 7, 1), torch.arange(size + 7) % 2, size)
+                cuts = [parts(data, Split(plan, repetition)) for repetition in range(40)]
+                for cut in cuts:
+                    assert len(cut.stop) == len(cut.judge) == size // 5
+                    assert len(cut.train) == 3 * (size // 5)
+                    used = torch.cat((cut.train, cut.stop, cut.judge)).tolist()
+                    assert len(set(used)) == len(used) == size // 5 * 5
+                    assert set(used) <= set(range(size))
+                for start in range(0, 40, 5):
+                    judged = torch.cat([cut.judge for cut in cuts[start : start + 5]]).tolist()
+                    assert len(set(judged)) == size // 5 * 5
+                for start in (0, 20):
+                    pairs = {
+                        (tuple(cut.stop.tolist()), tuple(cut.judge.tolist()))
+                        for cut in cuts[start : start + 20]
+                    }
+                    assert len(pairs) == 20
+                    assert len({pair[0] for pair in pairs}) == len({pair[1] for pair in pairs}) == 5
+                if size > 9:  # after twenty repetitions, the split is a new one
+                    assert set(cuts[0].judge.tolist()) not in [
+                        set(cut.judge.tolist()) for cut in cuts[20:]
+                    ]
 
 
 def test_networks_of_cross_validation_can_be_judged_on_the_test_set() -> None:
@@ -509,23 +513,26 @@ SPLITS = [Split(3, repetition, **role) for repetition in (0, 1, 7, 21)
           for role in ({}, {"bagged": True}, {"retrain": True})]  # fmt: skip
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-def test_groups_stay_on_one_side_of_every_split(split: Split) -> None:
+def test_groups_stay_on_one_side_of_every_split(subtests: pytest.Subtests) -> None:
     """Groups have 1 to 20 examples each, scattered over the data."""
-    generator = torch.Generator().manual_seed(0)
-    groups = torch.arange(20).repeat_interleave(torch.arange(1, 21))
-    groups = groups[torch.randperm(210, generator=generator)]
-    features, labels = torch.randn(220, 2, generator=generator), torch.arange(220) % 2
-    groups = torch.cat((groups, torch.full((10,), -1)))
-    data = Dataset("grouped", features, labels, 210, (-4.0, 4.0), groups=groups)
-    cut = parts(data, split, stratified=True)
-    seen = set(groups[cut.train].tolist())
-    for part in [cut.stop] if split.retrain else [cut.stop, cut.judge]:
-        assert not seen & set(groups[part].tolist())
-    assert len(cut.stop) == 42  # these groups can be split evenly
-    # All networks of a stack have equally many examples, whatever their fold.
-    other = parts(data, replace(split, repetition=split.repetition + 13), stratified=True)
-    assert [len(part) for part in vars(cut).values()] == [len(p) for p in vars(other).values()]
+    for split in SPLITS:
+        with subtests.test(split=split):
+            generator = torch.Generator().manual_seed(0)
+            groups = torch.arange(20).repeat_interleave(torch.arange(1, 21))
+            groups = groups[torch.randperm(210, generator=generator)]
+            features, labels = torch.randn(220, 2, generator=generator), torch.arange(220) % 2
+            groups = torch.cat((groups, torch.full((10,), -1)))
+            data = Dataset("grouped", features, labels, 210, (-4.0, 4.0), groups=groups)
+            cut = parts(data, split, stratified=True)
+            seen = set(groups[cut.train].tolist())
+            for part in [cut.stop] if split.retrain else [cut.stop, cut.judge]:
+                assert not seen & set(groups[part].tolist())
+            assert len(cut.stop) == 42  # these groups can be split evenly
+            # All networks of a stack have equally many examples, whatever their fold.
+            other = parts(data, replace(split, repetition=split.repetition + 13), stratified=True)
+            assert [len(part) for part in vars(cut).values()] == [
+                len(p) for p in vars(other).values()
+            ]
 
 
 def test_a_large_group_takes_no_examples_from_the_others() -> None:
@@ -1135,9 +1142,8 @@ def test_no_trials_no_outcomes() -> None:
     assert list(Fleet(blobs()).run(iter(()))) == []
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def test_trials_of_different_architectures(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, Any]] = [
         ("data", "other"),
         ("hidden_layer_sizes", (9, 9)),
         ("optimizer", "adam"),
@@ -1152,13 +1158,15 @@ def test_no_trials_no_outcomes() -> None:
         ("rule", "focal"),
         ("split", RETRAIN),
         ("split", BAGGED),
-    ],
-)
-def test_trials_of_different_architectures(field: str, value: Any) -> None:
-    name = {"clip": "whether they clip", "split": "retrain and are bagged"}.get(field, field)
-    with pytest.raises(ValueError, match=re.escape(name)) as caught:
-        list(Fleet(blobs()).run([ONE, ONE, replace(ONE, **{field: value})]))
-    assert repr(value) in str(caught.value)
+    ]
+    for field, value in cases:
+        with subtests.test(field=field):
+            name = {"clip": "whether they clip", "split": "retrain and are bagged"}.get(
+                field, field
+            )
+            with pytest.raises(ValueError, match=re.escape(name)) as caught:
+                list(Fleet(blobs()).run([ONE, ONE, replace(ONE, **{field: value})]))
+            assert repr(value) in str(caught.value)
 
 
 def test_a_fleet_stops_on_request() -> None:
@@ -1208,22 +1216,24 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), BAD)
-def test_a_bad_trial_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{field} must be .*, not {re.escape(repr(value))}$"):
-        replace(ONE, **{field: value})
+def test_a_bad_trial_is_refused(subtests: pytest.Subtests) -> None:
+    for field, value in BAD:
+        with (
+            subtests.test(field=field),
+            pytest.raises(ValueError, match=f"^{field} must be .*, not {re.escape(repr(value))}$"),
+        ):
+            replace(ONE, **{field: value})
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def test_a_bad_split_is_refused(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, Any]] = [
         *(("repetition", value) for value in (-1, 1.5, 20 * 2**31)),
         *(("plan", value) for value in (-1, 2**32, 0.5)),
-    ],
-)
-def test_a_bad_split_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{field} must be .*, not {value}$"):
-        replace(Split(), **{field: value})
+    ]
+    for field, value in cases:
+        said = f"^{field} must be .*, not {value}$"
+        with subtests.test(field=field, value=value), pytest.raises(ValueError, match=said):
+            replace(Split(), **{field: value})
 
 
 @pytest.mark.parametrize("other", ["retrain", "test"])
@@ -1243,23 +1253,20 @@ def test_the_last_split_there_is() -> None:
     assert len(torch.cat((cut.train, cut.stop, cut.judge)).unique()) == 210
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_a_bad_fleet_is_refused(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"precision": "fp8"}, "precision must be one of .* not 'fp8'"),
         ({"slots": 0}, "slots must be a whole number above 0, not 0"),
         ({"memory": 0}, "memory must be above 0 and at most 1, not 0"),
         ({"memory": 1.5}, "memory must be above 0 and at most 1, not 1.5"),
-    ],
-)
-def test_a_bad_fleet_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Fleet(blobs(), **arguments)
+    ]
+    for arguments, message in cases:
+        with subtests.test(message=message), pytest.raises(ValueError, match=message):
+            Fleet(blobs(), **arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_a_bad_data_set_is_refused(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"features": torch.zeros(263)}, r"features must .* got \(263,\)"),
         ({"features": torch.zeros(262, 12)}, r"features must .* got \(262, 12\) for 263 labels"),
         ({"train_size": 0}, r"train_size must lie in \[1, 263\], not 0"),
@@ -1268,11 +1275,10 @@ def test_a_bad_fleet_is_refused(arguments: dict[str, Any], message: str) -> None
         ({"value_range": (0.0, NAN)}, "value_range must"),
         ({"labels": torch.zeros(263)}, "labels must be .* int64"),
         ({"labels": torch.full((263,), -1)}, "labels must be .* from 0"),
-    ],
-)
-def test_a_bad_data_set_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(blobs(), **arguments)
+    ]
+    for arguments, message in cases:
+        with subtests.test(message=message), pytest.raises(ValueError, match=message):
+            replace(blobs(), **arguments)
 
 
 def test_the_digits_learn() -> None:

@@ -77,16 +77,18 @@ ACTIVATIONS = {"none": lambda z: z, "relu": torch.relu, "tanh": torch.tanh}
 ACTIVATIONS["sigmoid"] = torch.sigmoid
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize(("size", "width"), [(128, 64), (1, 1), (70, 70), (300, 130)])
+@covering(
+    shape=[(128, 64), (1, 1), (70, 70), (300, 130)],
+    dtype=[torch.uint8, torch.float32, torch.float64],
+    index_dtype=[torch.int32, torch.int64],
+)
 def test_gather(
-    size: int,
-    width: int,
+    shape: tuple[int, int],
     index_dtype: torch.dtype,
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> None:
+    size, width = shape
     models, tiles = 2, triton.cdiv(size, PANEL)
     features = torch.randint(256, (50, width), generator=generator).to(DEVICE, dtype)
     order = torch.randint(50, (models, 2 * size + 1), generator=generator).to(DEVICE, index_dtype)
@@ -102,13 +104,9 @@ def test_gather(
         assert (panels[:, there.shape[1] :] == 0).all()
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(
-    ("width", "outputs", "tiles"), [(64, 128, 1), (70, 33, 2), (3, 2, 1), (130, 150, 1)]
-)
-def test_layer(
-    width: int, outputs: int, tiles: int, activation: str, generator: torch.Generator
-) -> None:
+@covering(1, activation=ACTIVATIONS, shape=[(64, 128, 1), (70, 33, 2), (3, 2, 1), (130, 150, 1)])
+def test_layer(shape: tuple[int, int, int], activation: str, generator: torch.Generator) -> None:
+    width, outputs, tiles = shape
     models = 2
     x = noise(generator, models * tiles, width, PANEL)
     weight = noise(generator, models, width, outputs) * width**-0.5
@@ -184,23 +182,25 @@ def test_pseudo_gradient(kind: str, classes: int, size: int, generator: torch.Ge
         assert_close(one, other, rtol=rounding, atol=2.0**-28 * other.abs().max().item() + 1e-38)
 
 
-@pytest.mark.parametrize("gap", [15.0, 21.5, 22.0, 22.5, 24.0, 25.0, 40.0, 300.0])
-def test_pseudo_gradients_too_small_for_float32(gap: float) -> None:
+def test_pseudo_gradients_too_small_for_float32() -> None:
     """At k = 4 strengths are exp(-4 gap): they underflow float32, and results stay finite."""
-    z = torch.zeros(1, 2, PANEL, device=DEVICE)
-    z[0, 0] = gap
-    index = torch.zeros(1, PANEL, dtype=torch.int32, device=DEVICE)
-    labels, k = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.full((1,), 4.0).to(DEVICE)
-    delta, unit, pulls = unwritten(1, 2, PANEL), live(1), unwritten(1, 2, dtype=torch.float32)
-    kernels.pseudo_gradient[(1,)](
-        z, index, unit, clock(), 0, PANEL, PANEL, labels, k, delta, pulls, 2, None, 0, 2, block=2
-    )
+    gaps = torch.tensor([15.0, 21.5, 22.0, 22.5, 24.0, 25.0, 40.0, 300.0])
+    models = len(gaps)
+    z = torch.zeros(models, 2, PANEL, device=DEVICE)
+    z[:, 0] = gaps[:, None]
+    index = torch.zeros(models, PANEL, dtype=torch.int32, device=DEVICE)
+    labels, k = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.full((models,), 4.0)
+    delta, unit = unwritten(models, 2, PANEL), live(models)
+    kernels.pseudo_gradient[(models,)](
+        z, index, unit, clock(), 0, PANEL, PANEL, labels, k.to(DEVICE), delta,
+        unwritten(models, 2, dtype=torch.float32), 2, None, 0, 2, block=2,
+    )  # fmt: skip
     assert delta.isfinite().all()
     assert unit.isfinite().all()
-    expected = math.exp(-4 * gap) / PANEL
-    ours = delta.double() * unit.double()
-    assert_close(ours[0, 1], torch.full((PANEL,), expected), rtol=1e-3, atol=1e-38)
-    assert torch.equal(ours[0, 0], -ours[0, 1])
+    ours = delta.double() * unit.double()[:, None, None]
+    expected = (-4 * gaps.double()).exp()[:, None].expand(models, PANEL) / PANEL
+    assert_close(ours[:, 1], expected, rtol=1e-3, atol=1e-38)
+    assert torch.equal(ours[:, 0], -ours[:, 1])
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
@@ -231,11 +231,9 @@ def test_judge(classes: int, generator: torch.Generator) -> None:
         assert_close(ours[1, :, at][~lost], part[1].sum(1)[~lost], rtol=1e-5)
 
 
-@pytest.mark.parametrize("activation", SLOPES)
-@pytest.mark.parametrize(("width", "outputs"), [(128, 64), (70, 33), (3, 2), (150, 130)])
-def test_errors_before(
-    width: int, outputs: int, activation: str, generator: torch.Generator
-) -> None:
+@covering(1, shape=[(128, 64), (70, 33), (3, 2), (150, 130)], activation=SLOPES)
+def test_errors_before(shape: tuple[int, int], activation: str, generator: torch.Generator) -> None:
+    width, outputs = shape
     models = 2
     delta = noise(generator, models, outputs, PANEL)
     weight = noise(generator, models, width, outputs)
@@ -262,13 +260,13 @@ def bounds(x: Tensor, delta: Tensor) -> Tensor:
     return squares
 
 
-@pytest.mark.parametrize("unit", [1.0, 1e-9])
-@pytest.mark.parametrize(
-    ("width", "outputs", "part"), [(128, 128, 128), (70, 33, 1024), (300, 150, 128), (3, 2, 128)]
+@covering(
+    1,
+    shape=[(128, 128, 128), (70, 33, 1024), (300, 150, 128), (3, 2, 128)],
+    unit=[1.0, 1e-9],
 )
-def test_squared_norm(
-    width: int, outputs: int, part: int, unit: float, generator: torch.Generator
-) -> None:
+def test_squared_norm(shape: tuple[int, int, int], unit: float, generator: torch.Generator) -> None:
+    width, outputs, part = shape
     models, parts = 3, triton.cdiv(width, part)
     x = noise(generator, models, width, PANEL) + 0.5
     delta = noise(generator, models, outputs, PANEL)
@@ -481,7 +479,6 @@ class Pair:
 @pytest.mark.parametrize(
     ("sizes", "activation", "clip"),
     [
-        ("small", "tanh", None),
         ("small", "sigmoid", 0.1),
         ("deep", "tanh", 0.1),
         ("deep", "tanh", 100.0),
@@ -507,12 +504,12 @@ def test_relu(clip: float | None) -> None:
     pair.assert_alike(0.02)
 
 
-@pytest.mark.parametrize("sizes", [(20, 9, 8, 4), (20, 4)])
-@pytest.mark.parametrize(
-    ("size", "batch_size"), [(128, 128), (130, 128), (6, 1), (5, 100), (70, 32)]
+@covering(
+    1, sizes=[(20, 9, 8, 4), (20, 4)], epoch=[(128, 128), (130, 128), (6, 1), (5, 100), (70, 32)]
 )
-def test_batches_of_any_size(size: int, batch_size: int, sizes: tuple[int, ...]) -> None:
+def test_batches_of_any_size(epoch: tuple[int, int], sizes: tuple[int, ...]) -> None:
     """Epochs of one step, and of even and odd numbers of steps, the last of them smaller."""
+    size, batch_size = epoch
     pair = Pair(sizes, "tanh", clip=0.5)
     pair.train(size, batch_size, epochs=2)
     pair.assert_alike()

@@ -19,15 +19,10 @@ from pseudograd.data import digits
 from pseudograd.fleet import Split, parts
 from pseudograd.search import Difference, Study
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "in_an_empty_folder")
 
 DOCUMENT = Document("own-training.md")
 PLAIN = "A plain PyTorch loop"
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def run(title: str) -> dict[str, Any]:
@@ -127,19 +122,26 @@ def as_sets(split: Split, count: int, **how: Any) -> tuple[set[int], set[int], s
     return set(train), set(stop), set(judge)
 
 
-@pytest.mark.parametrize("count", [5, 100, 1003])
-@pytest.mark.parametrize("held_out", [None, 0.2])
-def test_every_example_has_one_role(count: int, held_out: float | None) -> None:
-    for repetition in range(25):
-        split = Split(3, repetition)
-        train, stop, judge = as_sets(split, count, held_out=held_out)
-        assert train | stop | judge == set(range(count))
-        assert len(train) + len(stop) + len(judge) == count
-        assert len(stop) == len(judge) == (count // 5 if held_out is None else round(count / 5))
-        more, none, one_fold = as_sets(split, count, held_out=held_out, early_stopping=False)
-        assert more | one_fold == set(range(count))
-        assert more.isdisjoint(one_fold)
-        assert (len(one_fold), none) == (len(judge), set())
+def test_every_example_has_one_role(subtests: pytest.Subtests) -> None:
+    for count in (5, 100, 1003):
+        for held_out in (None, 0.2):
+            with subtests.test(count=count):
+                for repetition in range(25):
+                    split = Split(3, repetition)
+                    train, stop, judge = as_sets(split, count, held_out=held_out)
+                    assert train | stop | judge == set(range(count))
+                    assert len(train) + len(stop) + len(judge) == count
+                    assert (
+                        len(stop)
+                        == len(judge)
+                        == (count // 5 if held_out is None else round(count / 5))
+                    )
+                    more, none, one_fold = as_sets(
+                        split, count, held_out=held_out, early_stopping=False
+                    )
+                    assert more | one_fold == set(range(count))
+                    assert more.isdisjoint(one_fold)
+                    assert (len(one_fold), none) == (len(judge), set())
 
 
 def test_folds_take_turns() -> None:
@@ -185,17 +187,21 @@ def test_held_out_shares_differ_between_repetitions_and_plans() -> None:
     assert len(as_sets(Split(0, 20 * 2**31 - 1), 100, held_out=0.3)[2]) == 30
 
 
-@pytest.mark.parametrize("count", [4, 0, -5, 7.5, "7", None])
-def test_too_few_examples_to_split(count: Any) -> None:
-    with pytest.raises(ValueError, match="count must be a whole number, 5 or more"):
-        Split().indices(count)
+def test_too_few_examples_to_split(subtests: pytest.Subtests) -> None:
+    cases: list[Any] = [4, 0, -5, 7.5, "7", None]
+    for count in cases:
+        said = "count must be a whole number, 5 or more"
+        with subtests.test(count=count), pytest.raises(ValueError, match=said):
+            Split().indices(count)
 
 
-@pytest.mark.parametrize("held_out", [0, 1, 1.5, -0.1, 0.5, 0.001, math.nan, "half"])
-def test_held_out_fractions_that_leave_no_examples(held_out: Any) -> None:
-    with pytest.raises(
-        ValueError, match="held_out must be a fraction of the 100 examples that leaves"
-    ):
-        Split().indices(100, held_out=held_out)
-    if held_out == 0.5:
-        assert len(as_sets(Split(), 100, held_out=held_out, early_stopping=False)[0]) == 50
+def test_held_out_fractions_that_leave_no_examples(subtests: pytest.Subtests) -> None:
+    cases: list[Any] = [0, 1, 1.5, -0.1, 0.5, 0.001, math.nan, "half"]
+    for held_out in cases:
+        with subtests.test(held_out=held_out):
+            with pytest.raises(
+                ValueError, match="held_out must be a fraction of the 100 examples that leaves"
+            ):
+                Split().indices(100, held_out=held_out)
+            if held_out == 0.5:
+                assert len(as_sets(Split(), 100, held_out=held_out, early_stopping=False)[0]) == 50

@@ -71,7 +71,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 CASES = dict(cases())
 # Cases that are also tested under `torch.compile`.
-COMPILED = [name for name in CASES if name.endswith((" mean", " weighted"))]
+COMPILED = [name for name in CASES if name.endswith(" weighted")] + ["smoothed mean"]
 
 
 def on_this_rank(arguments: dict[str, Any], mine: slice) -> dict[str, Any]:
@@ -196,76 +196,90 @@ def expected(name: str) -> dict[str, Any]:
 
 
 @needs_gloo
-@pytest.mark.parametrize("name", CASES)
 def test_it_is_the_loss_of_one_process(
-    results: list[dict[str, tuple[Tensor, ...]]], name: str
+    results: list[dict[str, tuple[Tensor, ...]]], subtests: pytest.Subtests
 ) -> None:
-    logits, target = examples()
-    value, gradient = reference.loss(logits, target, **expected(name))
-    parts = [rank[name] for rank in results]
-    for part_value, _ in parts:
-        torch.testing.assert_close(part_value.double(), value, rtol=1e-5, atol=1e-7)
-    joined = torch.cat([part for _, part in parts], 1).double()
-    torch.testing.assert_close(joined, 2 * gradient, rtol=1e-5, atol=1e-20)
+    for name in CASES:
+        with subtests.test(name=name):
+            logits, target = examples()
+            value, gradient = reference.loss(logits, target, **expected(name))
+            parts = [rank[name] for rank in results]
+            for part_value, _ in parts:
+                torch.testing.assert_close(part_value.double(), value, rtol=1e-5, atol=1e-7)
+            joined = torch.cat([part for _, part in parts], 1).double()
+            torch.testing.assert_close(joined, 2 * gradient, rtol=1e-5, atol=1e-20)
 
 
 @needs_gloo
-@pytest.mark.parametrize("name", CASES)
-def test_the_linear_form_too(results: list[dict[str, tuple[Tensor, ...]]], name: str) -> None:
+def test_the_linear_form_too(
+    results: list[dict[str, tuple[Tensor, ...]]], subtests: pytest.Subtests
+) -> None:
     """Each rank has the gradients of its classes, and the whole gradient of the shared input."""
-    _, target = examples()
-    hidden, weight, bias = (tensor.double() for tensor in last_layer())
-    logits = hidden @ weight.T + bias
-    value, at_logits = reference.loss(logits, target, **expected(name))
-    parts = [rank[f"{name}, linear"] for rank in results]
-    for part_value, of_hidden, _, _ in parts:
-        torch.testing.assert_close(part_value.double(), value, rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(of_hidden.double(), 2 * at_logits @ weight, rtol=1e-4, atol=1e-6)
-    of_weight, of_bias = (torch.cat([part[i] for part in parts]).double() for i in (2, 3))
-    torch.testing.assert_close(of_weight, 2 * at_logits.T @ hidden, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(of_bias, 2 * at_logits.sum(0), rtol=1e-4, atol=1e-6)
+    for name in CASES:
+        with subtests.test(name=name):
+            _, target = examples()
+            hidden, weight, bias = (tensor.double() for tensor in last_layer())
+            logits = hidden @ weight.T + bias
+            value, at_logits = reference.loss(logits, target, **expected(name))
+            parts = [rank[f"{name}, linear"] for rank in results]
+            for part_value, of_hidden, _, _ in parts:
+                torch.testing.assert_close(part_value.double(), value, rtol=1e-5, atol=1e-7)
+                torch.testing.assert_close(
+                    of_hidden.double(), 2 * at_logits @ weight, rtol=1e-4, atol=1e-6
+                )
+            of_weight, of_bias = (torch.cat([part[i] for part in parts]).double() for i in (2, 3))
+            torch.testing.assert_close(of_weight, 2 * at_logits.T @ hidden, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(of_bias, 2 * at_logits.sum(0), rtol=1e-4, atol=1e-6)
 
 
 @needs_gloo
-@pytest.mark.parametrize("name", CASES)
-def test_z_loss(results: list[dict[str, tuple[Tensor, ...]]], name: str) -> None:
+def test_z_loss(results: list[dict[str, tuple[Tensor, ...]]], subtests: pytest.Subtests) -> None:
     """It adds the same to the linear form as in one process."""
-    _, target = examples()
-    whole = [tensor.requires_grad_() for tensor in last_layer()]
-    given = (*whole[:2], target, whole[2])
-    plain, more = (
-        tunable_linear_cross_entropy(*given, z_loss=factor, **for_a_layer(expected(name)))
-        for factor in (0.0, Z_LOSS)
-    )
-    gradients = torch.autograd.grad((2 * (more - plain)).sum(), whole)
-    parts = [
-        [a - b for a, b in zip(rank[f"{name}, z-loss"], rank[f"{name}, linear"], strict=True)]
-        for rank in results
-    ]
-    for value, of_hidden, _, _ in parts:
-        torch.testing.assert_close(value, (more - plain).detach(), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(of_hidden, gradients[0], rtol=1e-4, atol=1e-5)
-    for i in (1, 2):
-        joined = torch.cat([part[1 + i] for part in parts])
-        torch.testing.assert_close(joined, gradients[i], rtol=1e-4, atol=1e-5)
+    for name in CASES:
+        with subtests.test(name=name):
+            _, target = examples()
+            whole = [tensor.requires_grad_() for tensor in last_layer()]
+            given = (*whole[:2], target, whole[2])
+            plain, more = (
+                tunable_linear_cross_entropy(*given, z_loss=factor, **for_a_layer(expected(name)))
+                for factor in (0.0, Z_LOSS)
+            )
+            gradients = torch.autograd.grad((2 * (more - plain)).sum(), whole)
+            parts = [
+                [
+                    a - b
+                    for a, b in zip(rank[f"{name}, z-loss"], rank[f"{name}, linear"], strict=True)
+                ]
+                for rank in results
+            ]
+            for value, of_hidden, _, _ in parts:
+                torch.testing.assert_close(value, (more - plain).detach(), rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(of_hidden, gradients[0], rtol=1e-4, atol=1e-5)
+            for i in (1, 2):
+                joined = torch.cat([part[1 + i] for part in parts])
+                torch.testing.assert_close(joined, gradients[i], rtol=1e-4, atol=1e-5)
 
 
 @needs_gloo
-@pytest.mark.parametrize("name", COMPILED)
-def test_compiled_it_is_the_same(results: list[dict[str, tuple[Tensor, ...]]], name: str) -> None:
-    for rank in results:
-        for eager, graph in zip(rank[name], rank[f"{name}, compiled"], strict=True):
-            torch.testing.assert_close(graph, eager, rtol=1e-6, atol=1e-12)
-
-
-@needs_gloo
-@pytest.mark.parametrize("name", CASES)
-def test_wrong_labels_give_nan_on_all_ranks(
-    results: list[dict[str, tuple[Tensor, ...]]], name: str
+def test_compiled_it_is_the_same(
+    results: list[dict[str, tuple[Tensor, ...]]], subtests: pytest.Subtests
 ) -> None:
-    for rank in results:
-        for found in rank[f"{name}, wrong"]:
-            assert found.tolist() == [False, True, False, True]
+    for name in COMPILED:
+        with subtests.test(name=name):
+            for rank in results:
+                for eager, graph in zip(rank[name], rank[f"{name}, compiled"], strict=True):
+                    torch.testing.assert_close(graph, eager, rtol=1e-6, atol=1e-12)
+
+
+@needs_gloo
+def test_wrong_labels_give_nan_on_all_ranks(
+    results: list[dict[str, tuple[Tensor, ...]]], subtests: pytest.Subtests
+) -> None:
+    for name in CASES:
+        with subtests.test(name=name):
+            for rank in results:
+                for found in rank[f"{name}, wrong"]:
+                    assert found.tolist() == [False, True, False, True]
 
 
 @needs_gloo

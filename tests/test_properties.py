@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -55,15 +56,20 @@ def assert_at(finding: Finding, logits: Tensor, label: int, classes: tuple[int, 
     assert finding.classes == classes
 
 
-@pytest.mark.parametrize("classes", [2, 3, 10])
-@pytest.mark.parametrize("name", PAPER_RULES)
-def test_paper_rule_has_what_section_4_asks_for(name: str, classes: int) -> None:
-    examples = random_examples(classes=classes)
-    for check, title in ((sign, "sign"), (zero_sum, "zero sum"), (monotone, "monotone")):
-        finding = check(PAPER_RULES[name], examples)
-        assert finding.holds, finding
-        assert finding.name == title
-        assert 0 <= finding.violation <= 1e-12
+def test_paper_rule_has_what_section_4_asks_for(subtests: pytest.Subtests) -> None:
+    for classes in (2, 3, 10):
+        for name in PAPER_RULES:
+            with subtests.test(classes=classes, name=name):
+                examples = random_examples(classes=classes)
+                for check, title in (
+                    (sign, "sign"),
+                    (zero_sum, "zero sum"),
+                    (monotone, "monotone"),
+                ):
+                    finding = check(PAPER_RULES[name], examples)
+                    assert finding.holds, finding
+                    assert finding.name == title
+                    assert 0 <= finding.violation <= 1e-12
 
 
 @pytest.mark.parametrize("check", [sign, zero_sum, monotone])
@@ -84,15 +90,18 @@ def test_a_rule_gives_a_number_for_each_class(check: Callable[..., Finding]) -> 
         check(lambda z, y: z.sum(-1))
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1e-12, 1e9, 1e200])
-@pytest.mark.parametrize("check", [sign, zero_sum, monotone, integrable])
-def test_a_multiple_of_a_rule_is_judged_as_the_rule_is(
-    check: Callable[..., Finding], scale: float
-) -> None:
+def scaled(rule: Rule, scale: float, logits: Tensor, label: Tensor) -> Tensor:
+    return scale * rule(logits, label)
+
+
+def test_a_multiple_of_a_rule_is_judged_as_the_rule_is(subtests: pytest.Subtests) -> None:
     cubed = from_bias(lambda bias, y: bias**3)
-    for rule in (*PAPER_RULES.values(), *LOSSES.values(), cubed):
-        finding = check(lambda z, y, rule=rule: scale * rule(z, y))
-        assert finding.holds == check(rule).holds, finding
+    checks: tuple[Callable[..., Finding], ...] = (sign, zero_sum, monotone, integrable)
+    for check, rule in itertools.product(checks, (*PAPER_RULES.values(), *LOSSES.values(), cubed)):
+        holds = check(rule).holds
+        for scale in (1e-200, 1e-12, 1e9, 1e200):
+            with subtests.test(check=check.__name__, rule=rule, scale=scale):
+                assert check(partial(scaled, rule, scale)).holds == holds
 
 
 def plainly_written(z: Tensor, y: Tensor) -> Tensor:
@@ -202,12 +211,13 @@ class TestMonotone:
 
 
 class TestIntegrable:
-    @pytest.mark.parametrize("classes", [2, 3, 10])
-    @pytest.mark.parametrize("name", LOSSES)
-    def test_gradients_are(self, name: str, classes: int) -> None:
-        finding = integrable(LOSSES[name], random_examples(classes=classes))
-        assert finding.name == "integrable"
-        assert finding.holds, finding
+    def test_gradients_are(self, subtests: pytest.Subtests) -> None:
+        for classes in (2, 3, 10):
+            for name in LOSSES:
+                with subtests.test(classes=classes, name=name):
+                    finding = integrable(LOSSES[name], random_examples(classes=classes))
+                    assert finding.name == "integrable"
+                    assert finding.holds, finding
 
     def test_a_rotation_is_not(self) -> None:
         """f = (z_1, -z_0, 0): ∂f_0/∂z_1 - ∂f_1/∂z_0 = 2 everywhere, between classes 0 and 1."""
@@ -242,27 +252,31 @@ class TestLemma1:
         jacobian: Tensor = torch.func.jacrev(lambda row: tunable(row, y[0], k))(z[0])
         return jacobian
 
-    @pytest.mark.parametrize("k", SENSITIVITIES)
-    def test_derivatives_are_those_of_the_proof(self, k: float) -> None:
-        left, right = self.sides(k)
-        jacobian = self.jacobian(k)
-        # ∂f_1/∂z_2 is minus the derivative of (1 - p_1)^k, in the proof as here.
-        assert jacobian[0, 1].item() == pytest.approx(left, rel=1e-12)
-        assert jacobian[1, 0].item() == pytest.approx(right, rel=1e-12)
+    def test_derivatives_are_those_of_the_proof(self, subtests: pytest.Subtests) -> None:
+        for k in SENSITIVITIES:
+            with subtests.test(k=k):
+                left, right = self.sides(k)
+                jacobian = self.jacobian(k)
+                # ∂f_1/∂z_2 is minus the derivative of (1 - p_1)^k, in the proof as here.
+                assert jacobian[0, 1].item() == pytest.approx(left, rel=1e-12)
+                assert jacobian[1, 0].item() == pytest.approx(right, rel=1e-12)
 
-    @pytest.mark.parametrize("k", [k for k in SENSITIVITIES if k != 1])
-    def test_no_loss_otherwise(self, k: float) -> None:
-        left, right = self.sides(k)
-        assert abs(self.condition(k) - 1) > 0.01
-        assert right / left == pytest.approx(self.condition(k), rel=1e-12)
-        finding = integrable(partial(tunable, k=k), example(list(self.logits), 0))
-        assert not finding.holds
-        antisymmetric = self.jacobian(k) - self.jacobian(k).T
-        assert abs(antisymmetric[0, 1].item()) == pytest.approx(abs(left - right), rel=1e-10)
-        violation = finding.violation * self.jacobian(k).abs().max().item()
-        assert violation == pytest.approx(antisymmetric.abs().max().item(), rel=1e-12)
-        i, j = finding.classes
-        assert abs(antisymmetric[i, j].item()) == pytest.approx(violation, rel=1e-12)
+    def test_no_loss_otherwise(self, subtests: pytest.Subtests) -> None:
+        for k in [k for k in SENSITIVITIES if k != 1]:
+            with subtests.test(k=k):
+                left, right = self.sides(k)
+                assert abs(self.condition(k) - 1) > 0.01
+                assert right / left == pytest.approx(self.condition(k), rel=1e-12)
+                finding = integrable(partial(tunable, k=k), example(list(self.logits), 0))
+                assert not finding.holds
+                antisymmetric = self.jacobian(k) - self.jacobian(k).T
+                assert abs(antisymmetric[0, 1].item()) == pytest.approx(
+                    abs(left - right), rel=1e-10
+                )
+                violation = finding.violation * self.jacobian(k).abs().max().item()
+                assert violation == pytest.approx(antisymmetric.abs().max().item(), rel=1e-12)
+                i, j = finding.classes
+                assert abs(antisymmetric[i, j].item()) == pytest.approx(violation, rel=1e-12)
 
     def test_cross_entropy_at_k_1(self) -> None:
         assert self.condition(1.0) == pytest.approx(1.0, rel=1e-15)
@@ -270,11 +284,12 @@ class TestLemma1:
         assert finding.holds
         assert finding.violation < 1e-15
 
-    @pytest.mark.parametrize("k", SENSITIVITIES)
-    def test_two_classes_have_a_loss_for_every_k(self, k: float) -> None:
-        finding = integrable(partial(tunable, k=k), random_examples(classes=2))
-        assert finding.holds
-        assert finding.violation < 1e-13
+    def test_two_classes_have_a_loss_for_every_k(self, subtests: pytest.Subtests) -> None:
+        for k in SENSITIVITIES:
+            with subtests.test(k=k):
+                finding = integrable(partial(tunable, k=k), random_examples(classes=2))
+                assert finding.holds
+                assert finding.violation < 1e-13
 
 
 def test_random_examples() -> None:
@@ -288,14 +303,15 @@ def test_random_examples() -> None:
     assert not torch.equal(logits, other)
 
 
-@pytest.mark.parametrize("check", [sign, zero_sum, monotone, integrable])
-@pytest.mark.parametrize("shape", [(3, 1), (0, 4), (4,), (2, 3, 4)])
-def test_uninformative_examples_are_refused(
-    check: Callable[..., Finding], shape: tuple[int, ...]
-) -> None:
-    examples = torch.zeros(shape), torch.zeros(shape[:-1], dtype=torch.long)
-    with pytest.raises(ValueError, match=r"^examples must be logits \(R, C\) of one or more"):
-        check(cross_entropy, examples)
+def test_uninformative_examples_are_refused(subtests: pytest.Subtests) -> None:
+    for check in (sign, zero_sum, monotone, integrable):
+        for shape in ((3, 1), (0, 4), (4,), (2, 3, 4)):
+            with subtests.test(check=check, shape=shape):
+                examples = torch.zeros(shape), torch.zeros(shape[:-1], dtype=torch.long)
+                with pytest.raises(
+                    ValueError, match=r"^examples must be logits \(R, C\) of one or more"
+                ):
+                    check(cross_entropy, examples)
 
 
 def test_examples_with_too_few_labels_are_refused() -> None:

@@ -58,8 +58,7 @@ def test_targets_and_weights_of_any_sign(
     assert_pytorchs(random(N, C, *inner), labels(N, *inner), **settings)
 
 
-@pytest.mark.parametrize("ignore_index", [0, 255, -1])
-@pytest.mark.parametrize("inner", INNER)
+@covering(ignore_index=[0, 255, -1], inner=INNER, path=PATHS)
 @both_paths
 def test_any_index_can_be_ignored(inner: tuple[int, ...], ignore_index: int) -> None:
     """A class, a number too large, or a negative one: ignored examples count as left out."""
@@ -104,6 +103,7 @@ def test_a_mean_over_many_pixels_is_exact(smoothing: float) -> None:
         torch.testing.assert_close(value.double(), expected, rtol=1e-7, atol=0)
 
 
+ERRORS = (RuntimeError, ValueError, IndexError)
 REFUSED: dict[str, tuple[Tensor, Tensor, dict[str, Any]]] = {
     "smoothing of labels": (random(N, C), labels(N), {"label_smoothing": 1.2}),
     "smoothing of probabilities": (random(N, C), random(N, C), {"label_smoothing": 1.2}),
@@ -125,13 +125,12 @@ REFUSED: dict[str, tuple[Tensor, Tensor, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_pytorch_refuses_is_refused(name: str) -> None:
+def test_what_pytorch_refuses_is_refused(subtests: pytest.Subtests) -> None:
     """In both forms. We raise ValueError or IndexError, PyTorch often RuntimeError."""
-    logits, target, settings = REFUSED[name]
-    for function in (F.cross_entropy, tunable_cross_entropy):
-        with pytest.raises((RuntimeError, ValueError, IndexError)):
-            function(logits, target, **settings)
-    for module in (nn.CrossEntropyLoss, TunableCrossEntropyLoss):
-        with pytest.raises((RuntimeError, ValueError, IndexError)):
-            module(**settings)(logits, target)
+    for name, (logits, target, settings) in REFUSED.items():
+        for function in (F.cross_entropy, tunable_cross_entropy):
+            with subtests.test(name, function=function), pytest.raises(ERRORS):
+                function(logits, target, **settings)
+        for module in (nn.CrossEntropyLoss, TunableCrossEntropyLoss):
+            with subtests.test(name, module=module), pytest.raises(ERRORS):
+                module(**settings)(logits, target)

@@ -64,38 +64,43 @@ def test_progress_is_a_share(progress: float) -> None:
         Ramp(1, 2).at(progress)
 
 
-@pytest.mark.parametrize(
-    ("ramp", "text", "shown"),
-    [
+def test_the_text_of_a_ramp_is_exact(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Ramp, str | None, str | None]] = [
         (Ramp(0.5, 2), "0.5→2", "1/2→2"),
         (Ramp(0.1, 1e-20), "0.1→1e-20", "1/10→1/1e+20"),
         (Ramp(1 / 3, math.pi), "0.3333333333333333→3.141592653589793", "1/3→3.14159"),
         (Ramp(2.0**-100, 2.0**100), None, None),
         (Ramp(0.1 + 0.2, 0.3), "0.30000000000000004→0.3", "0.3→0.3"),
-    ],
-)
-def test_the_text_of_a_ramp_is_exact(ramp: Ramp, text: str | None, shown: str | None) -> None:
-    assert Ramp.parse(str(ramp)) == ramp
-    assert text is None or str(ramp) == text
-    assert shown is None or fraction(ramp) == shown
+    ]
+    for ramp, text, shown in cases:
+        with subtests.test(ramp=ramp, text=text, shown=shown):
+            assert Ramp.parse(str(ramp)) == ramp
+            assert text is None or str(ramp) == text
+            assert shown is None or fraction(ramp) == shown
 
 
-@pytest.mark.parametrize("text", ["0.5→2", "0.5->2", " 0.5 → 2 ", "1/2→2", "5e-1->2.0"])
-def test_ways_to_write_a_ramp(text: str) -> None:
-    assert Ramp.parse(text) == Ramp(0.5, 2.0) == as_k(text)
+def test_ways_to_write_a_ramp(subtests: pytest.Subtests) -> None:
+    for text in ("0.5→2", "0.5->2", " 0.5 → 2 ", "1/2→2", "5e-1->2.0"):
+        with subtests.test(text=text):
+            assert Ramp.parse(text) == Ramp(0.5, 2.0) == as_k(text)
 
 
-@pytest.mark.parametrize("text", ["", "0.5", "→", "0.5→", "1→2→3", "a→b", "1/0→2", "0.5-2", 0.5])
-def test_invalid_ramp_strings(text: Any) -> None:
-    with pytest.raises(ValueError, match=r"must be two numbers like '0.5→2' or '0.5->2', not"):
-        Ramp.parse(text)
+def test_invalid_ramp_strings(subtests: pytest.Subtests) -> None:
+    cases: list[Any] = ["", "0.5", "→", "0.5→", "1→2→3", "a→b", "1/0→2", "0.5-2", 0.5]
+    for text in cases:
+        said = r"must be two numbers like '0.5→2' or '0.5->2', not"
+        with subtests.test(text=text), pytest.raises(ValueError, match=said):
+            Ramp.parse(text)
 
 
-@pytest.mark.parametrize("end", [0, -1, math.nan, math.inf, 1e-46, 1e39, 10**400])
-def test_both_ends_must_be_valid_k(end: float) -> None:
-    for ends, name in (((1, end), "end"), ((end, 1), "start")):
-        with pytest.raises(ValueError, match=f"^{name} of a ramp must be a finite number above 0"):
-            Ramp(*ends)
+def test_both_ends_must_be_valid_k(subtests: pytest.Subtests) -> None:
+    for end in (0, -1, math.nan, math.inf, 1e-46, 1e39, 10**400):
+        with subtests.test(end=end):
+            for ends, name in (((1, end), "end"), ((end, 1), "start")):
+                with pytest.raises(
+                    ValueError, match=f"^{name} of a ramp must be a finite number above 0"
+                ):
+                    Ramp(*ends)
 
 
 @pytest.mark.parametrize("end", [None, "2", True, [2]])
@@ -201,20 +206,18 @@ def test_a_protocol_takes_ramps_and_their_texts(kind: type[Protocol]) -> None:
     assert not protocol.covers(replace(protocol.wanted({})[0], k=Ramp(0.5, 4)))
 
 
-@pytest.mark.parametrize(
-    ("ks", "says"),
-    [
+def test_other_ks_are_refused(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Any, str]] = [
         ((1, "0.5→2", "1/2->2"), "ks must be distinct numbers, or ramps like '0.5→2', not"),
         ("0.5→2", "ks must be distinct numbers, or ramps"),
         ((1, "0.5"), "ks must be distinct numbers, or ramps"),
         ((1, "0.5→x"), "a ramp must be two numbers like"),
         ((1, "1→1"), "give the number 1 instead of 1→1"),
         (("0.5→2",), "ks must contain 1"),
-    ],
-)
-def test_other_ks_are_refused(ks: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)):
-        Protocol(RECIPE, ks=ks, initial_rate=0.1)
+    ]
+    for ks, says in cases:
+        with subtests.test(says=says), pytest.raises(ValueError, match=re.escape(says)):
+            Protocol(RECIPE, ks=ks, initial_rate=0.1)
 
 
 def test_ties_go_to_the_constant_k_and_then_to_the_nearer_level() -> None:

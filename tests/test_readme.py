@@ -57,16 +57,19 @@ def test_the_notebook_runs_and_its_outputs_are_current() -> None:
     assert shown(committed["cells"]) == shown(notebook.run(path)["cells"])
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_internal_links_exist(document: Path) -> None:
-    prose = re.sub(r"^```.*?^```$", "", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    targets = re.findall(r"\]\(([^)#\s]+)", prose)
-    missing = [
-        target
-        for target in targets
-        if "://" not in target and not (document.parent / target).exists()
-    ]
-    assert missing == []
+def test_internal_links_exist(subtests: pytest.Subtests) -> None:
+    for document in DOCUMENTS:
+        with subtests.test(document=document):
+            prose = re.sub(
+                r"^```.*?^```$", "", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
+            )
+            targets = re.findall(r"\]\(([^)#\s]+)", prose)
+            missing = [
+                target
+                for target in targets
+                if "://" not in target and not (document.parent / target).exists()
+            ]
+            assert missing == []
 
 
 def user_facing() -> list[str]:
@@ -89,10 +92,11 @@ def user_facing() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", user_facing())
-def test_public_names_have_an_example(name: str) -> None:
-    package, _, attribute = name.rpartition(".")
-    docstring = inspect.getdoc(getattr(importlib.import_module(package), attribute)) or ""
-    _, found, example = docstring.partition("\nExample:\n")
-    assert found, f"{name} has no section 'Example:'"
-    assert ">>>" in example
+def test_public_names_have_an_example(subtests: pytest.Subtests) -> None:
+    for name in user_facing():
+        with subtests.test(name=name):
+            package, _, attribute = name.rpartition(".")
+            docstring = inspect.getdoc(getattr(importlib.import_module(package), attribute)) or ""
+            _, found, example = docstring.partition("\nExample:\n")
+            assert found, f"{name} has no section 'Example:'"
+            assert ">>>" in example

@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 import reference
+from covering import covering
 from kernels import needs
 from pseudograd import (
     RuleCrossEntropyLoss,
@@ -33,7 +34,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["auto", "torch", "triton"])
+IMPLEMENTATIONS = ("auto", "torch", "triton")
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
 def implementation(request: pytest.FixtureRequest) -> str:
     """The CPU's kernels, PyTorch's operations, the GPU's kernels."""
     chosen: str = request.param
@@ -51,8 +55,12 @@ def examples(shape: tuple[int, ...] = (6,)) -> tuple[Tensor, Tensor, Tensor]:
     return logits, target, weights
 
 
-@pytest.mark.parametrize("target_kind", ["index", "smoothed", "probability"])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@covering(
+    indirect=["implementation"],
+    implementation=IMPLEMENTATIONS,
+    target_kind=["index", "smoothed", "probability"],
+    reduction=["mean", "sum", "none"],
+)
 def test_loss(implementation: str, reduction: str, target_kind: str) -> None:
     for shape, weighted, k in itertools.product(((6,), (2, 3)), (False, True), (0.5, 1.0)):
         logits, target, weights = examples(shape)
@@ -74,26 +82,6 @@ def test_loss(implementation: str, reduction: str, target_kind: str) -> None:
         rtol = 1e-4 if implementation == "triton" and target_kind != "index" else 1e-5
         f = differentiate(loss, logits, target)
         torch.testing.assert_close(f.double(), gradient, rtol=rtol, atol=1e-6)
-
-
-def test_a_weight_of_two_is_two_examples(implementation: str) -> None:
-    logits, target, _ = examples()
-    loss = partial(tunable_cross_entropy, k=0.5, implementation=implementation)
-    twice = torch.ones(6)
-    twice[0] = 2
-    repeated = loss(torch.cat((logits, logits[:1])), torch.cat((target, target[:1])))
-    torch.testing.assert_close(loss(logits, target, sample_weight=twice), repeated)
-
-
-def test_ones_make_no_difference(implementation: str) -> None:
-    logits, target, weights = examples()
-    ones = torch.ones_like(weights)
-    loss = partial(tunable_cross_entropy, k=0.5, implementation=implementation)
-    torch.testing.assert_close(loss(logits, target, sample_weight=ones), loss(logits, target))
-    torch.testing.assert_close(
-        differentiate(partial(loss, sample_weight=ones), logits, target),
-        differentiate(loss, logits, target),
-    )
 
 
 @pytest.mark.parametrize("soft", [False, True])
@@ -183,12 +171,14 @@ def test_rules(reduction: str, rule: Any) -> None:
 # --- the linear form ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("route", ["eager", "compile", "export"])
+@covering(
+    indirect=["implementation"],
+    implementation=IMPLEMENTATIONS,
+    reduction=["mean", "sum", "none"],
+    route=["eager", "compile", "export"],
+)
 def test_linear_form(implementation: str, reduction: str, route: str) -> None:
     """Equals the two steps, chunk by chunk."""
-    if route != "eager" and implementation == "auto":
-        pytest.skip("graphs do not use the CPU's kernels")
     generator = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(n, 4, generator=generator).requires_grad_() for n in (6, 5))
     _, target, weights = examples()
@@ -237,20 +227,21 @@ def test_linear_form_in_half() -> None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("weights", "error", "message"),
-    [
+def test_errors(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Any, type[Exception], str]] = [
         (0.5, TypeError, "sample_weight must be a floating-point tensor with one weight"),
         (torch.ones(6).long(), TypeError, "sample_weight must be a floating-point tensor"),
         (torch.ones(5), ValueError, r"one weight for each example, shape \(6,\), not \(5,\)"),
         (-torch.ones(6), ValueError, "sample_weight must be 0 or more for every example"),
         (torch.full((6,), math.nan), ValueError, "sample_weight must be 0 or more"),
         (torch.ones(6).requires_grad_(), ValueError, r"use sample_weight.detach\(\)"),
-    ],
-)
-def test_errors(weights: Any, error: type[Exception], message: str) -> None:
+    ]
     logits, target, _ = examples()
-    with pytest.raises(error, match=message):
-        tunable_cross_entropy(logits, target, sample_weight=weights)
-    with pytest.raises(error, match=message):
-        tunable_linear_cross_entropy(logits, torch.eye(CLASSES), target, sample_weight=weights)
+    for weights, error, message in cases:
+        with subtests.test(message):
+            with pytest.raises(error, match=message):
+                tunable_cross_entropy(logits, target, sample_weight=weights)
+            with pytest.raises(error, match=message):
+                tunable_linear_cross_entropy(
+                    logits, torch.eye(CLASSES), target, sample_weight=weights
+                )

@@ -183,10 +183,10 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "says"), BAD)
-def test_bad_arguments(call: Callable[[], object], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=re.escape(says)):
-        call()
+def test_bad_arguments(subtests: pytest.Subtests) -> None:
+    for call, error, says in BAD:
+        with subtests.test(says=says), pytest.raises(error, match=re.escape(says)):
+            call()
 
 
 def test_a_bad_k_on_the_way_changes_nothing() -> None:

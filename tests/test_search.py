@@ -117,16 +117,12 @@ def test_the_papers_ks_follow_the_depth() -> None:
     assert ks_for(3) == DEEP_KS
 
 
-@pytest.mark.parametrize("size", [*range(1, 50), 426, 427, 854, 855, 60_000])
-def test_batches_leave_five_steps_an_epoch(size: int) -> None:
-    batch = batch_size_for(size)
-    assert batch in {1, 2, 4, 8, 16, 32, 64, 128}
-
-    def steps(batch: int) -> int:
-        return math.ceil(3 * (size // 5) / batch)
-
-    assert batch == 1 or steps(batch) >= 5
-    assert batch == 128 or steps(2 * batch) < 5
+def test_batches_leave_five_steps_an_epoch() -> None:
+    for size in (*range(1, 50), 426, 427, 854, 855, 60_000):
+        batch, trained = batch_size_for(size), 3 * (size // 5)
+        assert batch in {1, 2, 4, 8, 16, 32, 64, 128}, size
+        assert batch == 1 or math.ceil(trained / batch) >= 5, size
+        assert batch == 128 or math.ceil(trained / (2 * batch)) < 5, size
 
 
 def test_first_round_is_three_rates_of_every_k_on_permuted_folds() -> None:
@@ -321,9 +317,8 @@ def test_the_test_set_is_read_by_the_final_trials_alone() -> None:
     assert [o.trial.k for o in study.result.comparison.chosen] == [0.5] * 3
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
+def test_bad_settings_are_named(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, object], str]] = [
         ({"most_extensions": -1}, "most_extensions must be 0 or more"),
         ({"initial_rate": -0.1}, "learning rates must be finite numbers above 0, not -0.1"),
         ({"learning_rates": (0.1, math.inf)}, "learning rates must be finite"),
@@ -335,11 +330,10 @@ def test_the_test_set_is_read_by_the_final_trials_alone() -> None:
         ({"retrainings": -1}, "retrainings"),
         ({"repetitions": 2.5}, "repetitions must be a whole number, not 2.5"),
         ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
-    ],
-)
-def test_bad_settings_are_named(change: dict[str, object], word: str) -> None:
-    with pytest.raises(ValueError, match=word):
-        Protocol(RECIPE, **change)  # type: ignore[arg-type]
+    ]
+    for change, word in cases:
+        with subtests.test(word=word), pytest.raises(ValueError, match=word):
+            Protocol(RECIPE, **change)  # type: ignore[arg-type]
 
 
 def test_an_unfinished_study_has_no_result() -> None:

@@ -34,9 +34,7 @@ MIXED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def mixed(**columns: list[object]) -> pd.DataFrame:
@@ -129,10 +127,11 @@ def test_json_gives_the_same_encoder(labels: list[Any]) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"columns": [{"name": "a"}]}'])
-def test_other_json_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not the JSON of an encoder"):
-        Encoder.from_json(text)
+def test_other_json_is_refused(subtests: pytest.Subtests) -> None:
+    for text in ("", "[]", "{}", '{"columns": [{"name": "a"}]}'):
+        said = "not the JSON of an encoder"
+        with subtests.test(text=text), pytest.raises(ValueError, match=said):
+            Encoder.from_json(text)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -335,9 +334,8 @@ def test_pixels_stay_as_they_are() -> None:
         again.transform(read_frame("new.npz", again))
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
+def test_columns_that_do_not_match(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = [
         (lambda new: new.drop(columns=["色", "same"]), "missing: '色', 'same'"),
         (lambda new: new.drop(columns="same").assign(a=1, b=2), "'same'; unknown: 'a', 'b'"),
         (
@@ -349,16 +347,14 @@ def test_pixels_stay_as_they_are() -> None:
         (lambda new: new.assign(größe=pd.Timestamp(0)), "dates where numbers belong: 'größe'"),
         (lambda new: new.assign(größe=1j), "other where numbers belong: 'größe'"),
         (lambda new: new[["same", *new]], "more than one column 'same'"),
-    ],
-)
-def test_columns_that_do_not_match(
-    change: Callable[[pd.DataFrame], pd.DataFrame], complaint: str
-) -> None:
-    encoder = Encoder.fit(mixed(), "kind")
-    with pytest.raises(ValueError) as refused:
-        encoder.transform(change(mixed()))
-    assert complaint in str(refused.value)
-    assert "\n" not in str(refused.value)
+    ]
+    for change, complaint in cases:
+        with subtests.test(complaint=complaint):
+            encoder = Encoder.fit(mixed(), "kind")
+            with pytest.raises(ValueError) as refused:
+                encoder.transform(change(mixed()))
+            assert complaint in str(refused.value)
+            assert "\n" not in str(refused.value)
 
 
 def test_a_file_whose_columns_do_not_match() -> None:
@@ -383,9 +379,8 @@ def single_array(name: str = "a.npz") -> str:
     return name
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "complaint"),
-    [
+def test_bad_arguments_are_refused(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Callable[[], str], dict[str, Any], str]] = [
         # The file
         (lambda: "away.csv", {}, "away.csv does not exist"),
         (
@@ -507,18 +502,16 @@ def single_array(name: str = "a.npz") -> str:
         ),
         (lambda: table(), {"test_fraction": 0.0}, "test_fraction must lie between 0 and 1, not 0"),
         (lambda: table(), {"test_fraction": 1.0}, "test_fraction must lie between 0 and 1, not 1"),
-    ],
-)
-def test_bad_arguments_are_refused(
-    make: Callable[[], str], options: dict[str, Any], complaint: str
-) -> None:
-    path = make()
-    if path.endswith(".csv"):
-        options = {"target": "y", **options}
-    with pytest.raises((ValueError, FileNotFoundError)) as refused:
-        load_table(path, **options)
-    assert complaint in str(refused.value)
-    assert "\n" not in str(refused.value)
+    ]
+    for make, options, complaint in cases:
+        with subtests.test(complaint=complaint):
+            path = make()
+            if path.endswith(".csv"):
+                options = {"target": "y", **options}
+            with pytest.raises((ValueError, FileNotFoundError)) as refused:
+                load_table(path, **options)
+            assert complaint in str(refused.value)
+            assert "\n" not in str(refused.value)
 
 
 def test_lines_that_have_all_their_fields() -> None:
@@ -639,20 +632,21 @@ def test_numbers_read_as_categories(suffix: str) -> None:
     assert new[:2, :3].tolist() == [[0, 0, 1], [0, 1, 0]]
 
 
-@pytest.mark.parametrize(
-    ("categories", "complaint"),
-    [
+def test_categories_that_are_not_there(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Any, str]] = [
         (["z"], "'categories' names 'z': a.csv has 'x', 'y'"),
         (["y"], "'categories' names 'y', which is the target"),
         ("x", "'categories' must be a list of names, such as ['x']"),
-    ],
-)
-def test_categories_that_are_not_there(categories: list[str], complaint: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(complaint)):
-        load_table(table(), "y", categories=categories)
-    pictures = np.zeros((10, 2, 2), np.uint8)
-    with pytest.raises(ValueError, match=r"'categories' cannot be set for a.npz, which has imag"):
-        load_table(arrays(X=pictures), categories=["X[0]"])
+    ]
+    for categories, complaint in cases:
+        with subtests.test(complaint=complaint):
+            with pytest.raises(ValueError, match=re.escape(complaint)):
+                load_table(table(), "y", categories=categories)
+            pictures = np.zeros((10, 2, 2), np.uint8)
+            with pytest.raises(
+                ValueError, match=r"'categories' cannot be set for a.npz, which has imag"
+            ):
+                load_table(arrays(X=pictures), categories=["X[0]"])
 
 
 def test_categories_that_look_like_numbers_in_part() -> None:
@@ -739,24 +733,23 @@ def test_unseen_texts_of_columns_that_are_numbered() -> None:
     assert {name: entries.tolist() for name, entries in unseen.items()} == {"0": ["c"]}
 
 
-@pytest.mark.parametrize(
-    ("header", "mark"),
-    [
+def test_the_separator_is_that_of_the_header(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str]] = [
         ('"Income, EUR";y', ";"),
         ("Income, EUR\ty\tz", "\t"),
         ('"a;b;c",y', ","),
         ("sep=;\na;y", ";"),
         ('\ufeff"sep=\t"\r\na,b\ty', "\t"),
-    ],
-)
-def test_the_separator_is_that_of_the_header(header: str, mark: str) -> None:
-    columns = header.splitlines()[-1].replace('"', "").split(mark)
-    rows = [mark.join([str(at % 3), "uv"[at % 2], "1"][: len(columns)]) for at in range(10)]
-    text("\n".join([header, *rows]))
-    _, encoder = load_table("a.csv", "y")
-    assert encoder.columns[0].name == columns[0]
-    assert isinstance(encoder.columns[0], Numbers)
-    assert encoder.labels == ("u", "v")
+    ]
+    for header, mark in cases:
+        with subtests.test(header=header, mark=mark):
+            columns = header.splitlines()[-1].replace('"', "").split(mark)
+            rows = [mark.join([str(at % 3), "uv"[at % 2], "1"][: len(columns)]) for at in range(10)]
+            text("\n".join([header, *rows]))
+            _, encoder = load_table("a.csv", "y")
+            assert encoder.columns[0].name == columns[0]
+            assert isinstance(encoder.columns[0], Numbers)
+            assert encoder.labels == ("u", "v")
 
 
 def test_tabs() -> None:
@@ -846,19 +839,18 @@ def test_open_data() -> None:
     assert opened[0].sha256 == load_table("a.csv", "y", test_fraction=0.3)[0].sha256
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "complaint"),
-    [
+def test_open_data_refuses(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
         ("digit", {}, "data 'digit' is not known: give 'digits', or a file that ends in .csv"),
         ("away.csv", {}, "away.csv does not exist"),
         ("digits", {"target": "y"}, "'target' cannot be set for data 'digits'"),
         ("a.csv", {"colour": "y"}, "'colour' cannot be set for data 'a.csv'"),
-    ],
-)
-def test_open_data_refuses(name: str, options: dict[str, Any], complaint: str) -> None:
-    with pytest.raises((ValueError, FileNotFoundError)) as refused:
-        open_data(name, **options)
-    assert complaint in str(refused.value)
+    ]
+    for name, options, complaint in cases:
+        with subtests.test(name=name, complaint=complaint):
+            with pytest.raises((ValueError, FileNotFoundError)) as refused:
+                open_data(name, **options)
+            assert complaint in str(refused.value)
 
 
 @pytest.mark.parametrize("folder", ["search.py", "search.py/run"])

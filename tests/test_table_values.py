@@ -13,14 +13,11 @@ import pandas as pd
 import pytest
 
 from pseudograd.data import Encoder, load_table, memory, table
-from pseudograd.data.features import Categories, Dates, Numbers
+from pseudograd.data.features import Categories, Dates, Numbers, Scale
 from pseudograd.data.survey import Note
 from tables import SCATTERED, loaded, saved
 
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 # --- scaling -------------------------------------------------------------------------------------
@@ -37,6 +34,11 @@ def test_robust_scaling_by_hand() -> None:
     assert encoder.transform(frame)[-1, 0] == 3
     # Mostly one number: by the range, 2 / (max - min).
     np.testing.assert_allclose(encoder.transform(frame)[:, 1], [0] * 8 + [2 / math.sqrt(1 + 4 / 9)])
+
+
+def test_numbers_beyond_all_others_are_at_the_limit() -> None:
+    """Even if they overflow float64 when they are scaled."""
+    assert Scale(0.0, 1e10).apply(np.array([-1e305, 1e305])).tolist() == [-3, 3]
 
 
 def test_an_outlier_does_not_flatten_the_other_values() -> None:
@@ -75,7 +77,9 @@ def test_one_large_value_and_codes_leave_the_error() -> None:
     assert error(codes) < 0.06
 
 
-@pytest.mark.parametrize("values", [[1e308, -1e308, 0], [1e-308, 0, 2e-308], [2.0**60, 0, 1]])
+@pytest.mark.parametrize(
+    "values", [[1e308, -1e308, 0], [1e-308, 0, 2e-308], [1e-320, 0, 2e-320], [2.0**60, 0, 1]]
+)
 def test_extreme_numbers_stay_finite(values: list[float]) -> None:
     saved(a=(values * 14)[:40])
     data, encoder = load_table("a.csv", "y")
@@ -83,14 +87,15 @@ def test_extreme_numbers_stay_finite(values: list[float]) -> None:
     encoder.decode(data.features[0].numpy())
 
 
-@pytest.mark.parametrize("number", [0.25, 17.0, -3.5, 1234.5, 400000.0, 12.0])
-def test_numbers_are_shown_as_they_were(number: float) -> None:
-    values = [0.25, 17.0, -3.5, 1234.5, 400000.0, 12.0, *range(34)]
-    encoder = Encoder.fit(pd.DataFrame({"a": values, "y": [0, 1] * 20}), "y")
-    features = encoder.transform(pd.DataFrame({"a": [number]}))
-    assert float(encoder.decode(features[0])["a"]) == pytest.approx(number, rel=1e-2)
-    if abs(number) < 100:
-        assert encoder.decode(features[0])["a"] == f"{number:g}"
+def test_numbers_are_shown_as_they_were(subtests: pytest.Subtests) -> None:
+    for number in (0.25, 17.0, -3.5, 1234.5, 400000.0, 12.0):
+        with subtests.test(number=number):
+            values = [0.25, 17.0, -3.5, 1234.5, 400000.0, 12.0, *range(34)]
+            encoder = Encoder.fit(pd.DataFrame({"a": values, "y": [0, 1] * 20}), "y")
+            features = encoder.transform(pd.DataFrame({"a": [number]}))
+            assert float(encoder.decode(features[0])["a"]) == pytest.approx(number, rel=1e-2)
+            if abs(number) < 100:
+                assert encoder.decode(features[0])["a"] == f"{number:g}"
 
 
 @pytest.mark.parametrize("gap", ["", "?"])  # with "?", pandas reads the column as text
@@ -175,9 +180,8 @@ def read_as(entries: Sequence[object], mark: str = ",", **options: Any) -> Any:
         return load_table("a.csv", "y", **options)[1].columns[1]
 
 
-@pytest.mark.parametrize(
-    ("mark", "entries", "least", "greatest"),
-    [
+def test_formatted_numbers(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, list[str], float, float]] = [
         (",", ['"4,950"', '"2,350.5"'], 2350.5, 4950),
         (",", ['"1,234,567"', '"950"'], 950, 1234567),
         (",", ['"7,5"', "12"], 7.5, 12),
@@ -195,22 +199,21 @@ def read_as(entries: Sequence[object], mark: str = ",", **options: Any) -> Any:
         (";", ["2.050,00", "8.300,00"], 2050, 8300),
         (";", ["2,5", "8,25"], 2.5, 8.25),
         ("\t", ["1,5", "2,5"], 1.5, 2.5),
-    ],
-)
-def test_formatted_numbers(mark: str, entries: list[str], least: float, greatest: float) -> None:
-    column = read_as(entries * 20, mark)
-    assert isinstance(column, Numbers)
-    assert (column.low, column.high) == (least, greatest)
-    bare = [entry.strip('"') for entry in entries]
-    values = column.values(pd.Series([*bare, None]))
-    assert sorted(values[:2]) == [least, greatest]
-    column = read_as(entries * 20, mark, categories=["w"])
-    assert column == Categories("w", tuple(sorted(bare)), missing=False)
+    ]
+    for mark, entries, least, greatest in cases:
+        with subtests.test(mark=mark, least=least, greatest=greatest):
+            column = read_as(entries * 20, mark)
+            assert isinstance(column, Numbers)
+            assert (column.low, column.high) == (least, greatest)
+            bare = [entry.strip('"') for entry in entries]
+            values = column.values(pd.Series([*bare, None]))
+            assert sorted(values[:2]) == [least, greatest]
+            column = read_as(entries * 20, mark, categories=["w"])
+            assert column == Categories("w", tuple(sorted(bare)), missing=False)
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
+def test_strings_that_are_not_numbers(subtests: pytest.Subtests) -> None:
+    cases: list[list[str]] = [
         ["$5", "7 €"],  # mixed currencies
         ["5 USD", "7 EUR"],
         ["1,2,3", "4,5"],
@@ -220,26 +223,25 @@ def test_formatted_numbers(mark: str, entries: list[str], least: float, greatest
         ["1.2.3", "4.5.6"],
         ["007", "012"],
         ["12 kg", "13 kg"],
-    ],
-)
-def test_strings_that_are_not_numbers(entries: list[str]) -> None:
-    assert isinstance(read_as([f'"{entry}"' for entry in entries] * 20), Categories)
+    ]
+    for entries in cases:
+        with subtests.test(entries=entries):
+            assert isinstance(read_as([f'"{entry}"' for entry in entries] * 20), Categories)
 
 
-@pytest.mark.parametrize(
-    "gap", ["", "NA", "N/A", "n/a", "?", "-", "–", "none", "None", "null", "."]
-)
-def test_gaps_among_numbers_and_texts(gap: str) -> None:
-    column = read_as(["1.5", "2.5", gap, "3"] * 10)
-    assert isinstance(column, Numbers)
-    assert (column.low, column.high, column.missing) == (1.5, 3, True)
-    assert np.isnan(column.values(pd.Series(["1.5", gap]))).tolist() == [False, True]
-    column = read_as(["u", "v", gap, "u"] * 10)
-    if gap in ("none", "None"):
-        assert column == Categories("w", tuple(sorted(["u", "v", gap])), missing=False)
-    else:
-        assert column == Categories("w", ("u", "v"), missing=True)
-    assert read_as(["+", "-"] * 10) == Categories("w", ("+", "-"), missing=False)
+def test_gaps_among_numbers_and_texts(subtests: pytest.Subtests) -> None:
+    for gap in ("", "NA", "N/A", "n/a", "?", "-", "–", "none", "None", "null", "."):
+        with subtests.test(gap=gap):
+            column = read_as(["1.5", "2.5", gap, "3"] * 10)
+            assert isinstance(column, Numbers)
+            assert (column.low, column.high, column.missing) == (1.5, 3, True)
+            assert np.isnan(column.values(pd.Series(["1.5", gap]))).tolist() == [False, True]
+            column = read_as(["u", "v", gap, "u"] * 10)
+            if gap in ("none", "None"):
+                assert column == Categories("w", tuple(sorted(["u", "v", gap])), missing=False)
+            else:
+                assert column == Categories("w", ("u", "v"), missing=True)
+            assert read_as(["+", "-"] * 10) == Categories("w", ("+", "-"), missing=False)
 
 
 def test_a_few_texts_among_numbers_count_as_missing() -> None:
@@ -271,45 +273,48 @@ def test_numbers_that_the_user_names() -> None:
     assert isinstance(loaded(numbers=["w"])[0].columns[1], Numbers)
 
 
-@pytest.mark.parametrize("gap", [36, "?"])  # with "?", pandas reads the column as text
-@pytest.mark.parametrize("code", [-999, -9999, 999, 99999, -99])
-def test_codes_of_gaps_are_detected(code: int, gap: object) -> None:
-    saved(age=[20, 35, code, gap, 64] * 8)
-    encoder, (line,) = loaded()
-    said = (
-        f"has {code}, far from all other numbers, which is treated as missing (--numbers NAME "
-        "keeps it)"
-    )
-    assert line == f"!column 'age' {said}"
-    column = encoder.columns[1]
-    assert isinstance(column, Numbers)
-    assert (column.low, column.high, column.missing) == (20, 64, True)
-    assert encoder.transform(pd.DataFrame({"x": [1], "age": [code]}))[0, 1:].tolist() == [0, 1]
-    kept, told = loaded(numbers=["age"])
-    assert told == []
-    column = kept.columns[1]
-    assert isinstance(column, Numbers)
-    assert code in (column.low, column.high)
-    assert Encoder.from_json(encoder.to_json()) == encoder
-    saved(age=[20, 35, code, gap, 64] * 8, years=[30, 5, 6, 7, code] * 8)
-    assert loaded()[1] == [f"!2 columns 'age', 'years': each {said}"]
+def test_codes_of_gaps_are_detected(subtests: pytest.Subtests) -> None:
+    cases: list[object] = [36, "?"]
+    for gap in cases:
+        for code in (-999, -9999, 999, 99999, -99):
+            with subtests.test(gap=gap, code=code):
+                saved(age=[20, 35, code, gap, 64] * 8)
+                encoder, (line,) = loaded()
+                said = (
+                    f"has {code}, far from all other numbers, which is treated as missing "
+                    "(--numbers NAME keeps it)"
+                )
+                assert line == f"!column 'age' {said}"
+                column = encoder.columns[1]
+                assert isinstance(column, Numbers)
+                assert (column.low, column.high, column.missing) == (20, 64, True)
+                assert encoder.transform(pd.DataFrame({"x": [1], "age": [code]}))[
+                    0, 1:
+                ].tolist() == [0, 1]
+                kept, told = loaded(numbers=["age"])
+                assert told == []
+                column = kept.columns[1]
+                assert isinstance(column, Numbers)
+                assert code in (column.low, column.high)
+                assert Encoder.from_json(encoder.to_json()) == encoder
+                saved(age=[20, 35, code, gap, 64] * 8, years=[30, 5, 6, 7, code] * 8)
+                assert loaded()[1] == [f"!2 columns 'age', 'years': each {said}"]
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
+def test_numbers_that_are_not_codes(subtests: pytest.Subtests) -> None:
+    cases: list[Sequence[float]] = [
         [20, 35, 50, 64, 99] * 8,  # near the others
         [20, 35, 50, 64] * 9 + [999, 1, 2, 3],  # occurs once
         [20, 35, 50, 1234] * 10,  # not of that form
         [1, 99] * 20,  # two values
         [-999.5, 20, 35, 50] * 10,
-    ],
-)
-def test_numbers_that_are_not_codes(entries: list[float]) -> None:
-    saved(age=entries)
-    encoder, told = loaded()
-    assert told == []
-    assert not encoder.columns[1].missing
+    ]
+    for entries in cases:
+        with subtests.test(entries=entries):
+            saved(age=entries)
+            encoder, told = loaded()
+            assert told == []
+            assert not encoder.columns[1].missing
 
 
 def test_missing_values_given_by_the_user() -> None:
@@ -372,31 +377,36 @@ def test_decimal_labels_are_those_of_the_file() -> None:
 # --- dates and times -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "format_",
-    [
+def test_dates_in_the_usual_formats(subtests: pytest.Subtests) -> None:
+    cases: list[str] = [
         *("%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%SZ", "%Y/%m/%d"),
         *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%d.%m.%y", "%d.%m.%Y %H:%M"),
         *("%m/%d/%Y %I:%M %p", "%d %b %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%y", "%d %B %Y %H:%M"),
-    ],
-)
-def test_dates_in_the_usual_formats(format_: str) -> None:
-    times = pd.date_range("2019-11-25 06:30", periods=40, freq="31h")
-    saved(when=times.strftime(format_)[np.argsort(SCATTERED)])
-    encoder, told = loaded()
-    assert told == []
-    column = encoder.columns[1]
-    assert isinstance(column, Dates)
-    hours = ["hour"] if "%M" in format_ else []
-    assert [part for part, *_ in column.parts] == ["year", "month", "weekday", *hours, "days"]
-    written = times[[0, -1]].strftime(format_)
-    features = encoder.transform(pd.DataFrame({"x": 1, "when": written}))
-    shown = [encoder.decode(row)["when"].split(",")[0] for row in features]
-    assert shown == ["2019-11-25", str(times[-1].date())]
-    # The same dates in another form.
-    typed = pd.DataFrame({"x": 1, "when": pd.to_datetime(written, format=format_)})
-    np.testing.assert_array_equal(encoder.transform(typed), features)
-    assert Encoder.from_json(encoder.to_json()) == encoder
+    ]
+    for format_ in cases:
+        with subtests.test(format_=format_):
+            times = pd.date_range("2019-11-25 06:30", periods=40, freq="31h")
+            saved(when=times.strftime(format_)[np.argsort(SCATTERED)])
+            encoder, told = loaded()
+            assert told == []
+            column = encoder.columns[1]
+            assert isinstance(column, Dates)
+            hours = ["hour"] if "%M" in format_ else []
+            assert [part for part, *_ in column.parts] == [
+                "year",
+                "month",
+                "weekday",
+                *hours,
+                "days",
+            ]
+            written = times[[0, -1]].strftime(format_)
+            features = encoder.transform(pd.DataFrame({"x": 1, "when": written}))
+            shown = [encoder.decode(row)["when"].split(",")[0] for row in features]
+            assert shown == ["2019-11-25", str(times[-1].date())]
+            # The same dates in another form.
+            typed = pd.DataFrame({"x": 1, "when": pd.to_datetime(written, format=format_)})
+            np.testing.assert_array_equal(encoder.transform(typed), features)
+            assert Encoder.from_json(encoder.to_json()) == encoder
 
 
 def test_dates_by_hand() -> None:
@@ -450,19 +460,18 @@ def test_dates_in_several_formats() -> None:
     assert Encoder.from_json(encoder.to_json()) == encoder
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
+def test_strings_that_are_not_dates(subtests: pytest.Subtests) -> None:
+    cases: list[list[str]] = [
         ["2020-01-02", "soon"],
         ["25-34", "35-44"],
         ["1.2", "1.2.20"],
         ["13/1/2020", "1/13/2020"],  # which of them is the month?
         ["12:30", "12.30.2020"],
-    ],
-)
-def test_strings_that_are_not_dates(entries: list[str]) -> None:
-    saved(when=entries * 20)
-    assert isinstance(loaded()[0].columns[1], Categories)
+    ]
+    for entries in cases:
+        with subtests.test(entries=entries):
+            saved(when=entries * 20)
+            assert isinstance(loaded()[0].columns[1], Categories)
 
 
 def test_dates_of_other_files() -> None:

@@ -596,9 +596,8 @@ def test_a_time_limit_ends_a_run_and_keeps_what_is_done(capsys: pytest.CaptureFi
 # --- errors -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_bad_options(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[str], str]] = [
         (["--k", "0"], "'0' must be a number above 0"),
         (["--k", "1e300"], "'1e300' must be from 2^-100 to 2^100"),
         (["--k", "2", "0.5"], "--k must include 1"),
@@ -628,10 +627,10 @@ def test_a_time_limit_ends_a_run_and_keeps_what_is_done(capsys: pytest.CaptureFi
         (["--stratify"], "--stratify needs --protocol paper"),
         (["--metric", "auc"], "invalid choice: 'auc'"),
         (["--protocol", "paper", "--metric", "balanced"], "--metric must be left out with"),
-    ],
-)
-def test_bad_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in refusal(capsys, "tune", "digits", *arguments)
+    ]
+    for arguments, said in cases:
+        with subtests.test(said=said):
+            assert said in refusal(capsys, "tune", "digits", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -202,9 +202,8 @@ def test_weights_belong_to_the_hash() -> None:
     assert len({data.sha256 for data in (blobs(), blobs(uneven()), blobs(2 * uneven()))}) == 3
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
+def test_bad_weights_are_named(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Tensor, str]] = [
         (torch.ones(142), "one floating-point number for each of the 143"),
         (torch.ones(143, 1), "one floating-point number for each of the 143"),
         (torch.ones(143).long(), "one floating-point number for each of the 143"),
@@ -212,9 +211,8 @@ def test_weights_belong_to_the_hash() -> None:
         (torch.zeros(143), "remove examples"),
         (torch.full((143,), torch.nan), "finite"),
         (torch.full((143,), torch.inf), "finite"),
-    ],
-    ids=str,
-)
-def test_bad_weights_are_named(weights: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=f"weights must be .*{message}"):
-        blobs(weights)
+    ]
+    for weights, message in cases:
+        said = f"weights must be .*{message}"
+        with subtests.test(message=message), pytest.raises(ValueError, match=said):
+            blobs(weights)

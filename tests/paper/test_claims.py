@@ -55,9 +55,8 @@ def verdict(name: str, rows: list[Point]) -> str:
 # --- the paper's own figures ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "expected", "rows_in", "p"),
-    [
+def test_of_the_paper(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str, int, float | None]] = [
         ("2a", CONFIRMED, 33, binomtest(32, 33, 4 / 6).pvalue),
         ("2b", CONFIRMED, 18, None),
         ("2c", PARTLY, 16, 2 * (1 + 14 + 91 + 364) / 2**14),  # 11 of 14
@@ -66,13 +65,13 @@ def verdict(name: str, rows: list[Point]) -> str:
         ("4", CONFIRMED, 33, 2 * 34 / 2**33),
         ("5", PARTLY, 34, None),
         ("6", CONFIRMED, 67, None),
-    ],
-)
-def test_of_the_paper(name: str, expected: str, rows_in: int, p: float | None) -> None:
-    found = judge(BY_NAME[name], paper_points(rows()))
-    assert (found.verdict, found.rows) == (expected, rows_in)
-    if p is not None:
-        assert found.p == pytest.approx(p)
+    ]
+    for name, expected, rows_in, p in cases:
+        with subtests.test(name=name, expected=expected, rows_in=rows_in):
+            found = judge(BY_NAME[name], paper_points(rows()))
+            assert (found.verdict, found.rows) == (expected, rows_in)
+            if p is not None:
+                assert found.p == pytest.approx(p)
 
 
 def test_sides_of_1_are_also_counted_by_architecture() -> None:
@@ -105,9 +104,8 @@ def test_a_claim_takes_the_rows_of_its_depths() -> None:
 # --- each rule from all sides --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ks", "expected"),
-    [
+def test_k_above_1(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[float], str]] = [
         ([2.0] * 6, CONFIRMED),
         ([2.0] * 6 + [1.0] * 6, PARTLY),  # significant, but not in more than half
         ([2.0] * 5, PARTLY),  # p = 1/16
@@ -115,15 +113,14 @@ def test_a_claim_takes_the_rows_of_its_depths() -> None:
         ([2.0] * 3 + [0.5] * 3, NOT),
         ([0.5] * 8, NOT),  # significant, but in the opposite direction
         ([1.0] * 8, NOT),
-    ],
-)
-def test_k_above_1(ks: list[float], expected: str) -> None:
-    assert verdict("2c", points(5, ks)) == expected
+    ]
+    for ks, expected in cases:
+        with subtests.test(expected=expected):
+            assert verdict("2c", points(5, ks)) == expected
 
 
-@pytest.mark.parametrize(
-    ("ks", "expected"),
-    [
+def test_k_below_1(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[float], str]] = [
         ([0.5] * 12, CONFIRMED),
         ([0.5] * 12 + [1.0] * 12, PARTLY),
         ([0.5] * 6, PARTLY),  # 4 of the 6 other k are below 1, so this may be chance
@@ -131,10 +128,10 @@ def test_k_above_1(ks: list[float], expected: str) -> None:
         ([0.5] * 3 + [2.0] * 3, NOT),
         ([2.0] * 8, NOT),
         ([1.0] * 8, NOT),
-    ],
-)
-def test_k_below_1(ks: list[float], expected: str) -> None:
-    assert verdict("2a", points(1, ks)) == expected
+    ]
+    for ks, expected in cases:
+        with subtests.test(expected=expected):
+            assert verdict("2a", points(1, ks)) == expected
 
 
 def test_fewer_than_by_chance_do_not_confirm() -> None:
@@ -183,22 +180,21 @@ def test_correlations_within_data_sets_are_reported() -> None:
     assert judge(claim, of("cifar10", 0.25, 1, 2)).numbers == {"rho": 1.0, "within": {}}
 
 
-@pytest.mark.parametrize(
-    ("errors", "expected"),
-    [
+def test_lower_error(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[float], str]] = [
         ([-0.5, -0.4, -0.3, -0.2, -0.1, -0.6, -0.7, 0.05], CONFIRMED),
         ([-0.5, -0.4, 0.3, 0.0], PARTLY),
         ([-0.5, 0.4, 0.0], NOT),
         ([0.0] * 5, NOT),
         ([0.5, 0.4, 0.3, 0.2, 0.1, 0.6, 0.7], NOT),
-    ],
-)
-def test_lower_error(errors: list[float], expected: str) -> None:
-    found = [
-        Point(row, 0.5 if error else 1.0, 0.5 if error else 1.0, error, 0)
-        for row, error in zip(OF_DEPTH[1], errors, strict=False)
     ]
-    assert verdict("3", found) == expected
+    for errors, expected in cases:
+        with subtests.test(expected=expected):
+            found = [
+                Point(row, 0.5 if error else 1.0, 0.5 if error else 1.0, error, 0)
+                for row, error in zip(OF_DEPTH[1], errors, strict=False)
+            ]
+            assert verdict("3", found) == expected
 
 
 def test_an_error_that_is_higher_on_average_is_not_confirmed_to_be_lower() -> None:
@@ -255,14 +251,20 @@ def test_rows_of_an_architecture_are_averaged_first() -> None:
     assert pooled_by_architecture(found).mean == -2
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [([1.0] * 6, CONFIRMED), ([1.0] * 4 + [-1.0], PARTLY), ([1.0, -1.0], NOT), ([-1.0] * 6, NOT),
-     ([math.inf] * 6, CONFIRMED)],
-)  # fmt: skip
-def test_worse_cross_entropy(changes: list[float], expected: str) -> None:
-    found = [Point(row, 0.5, 0.5, 0, c) for row, c in zip(OF_DEPTH[1], changes, strict=False)]
-    assert verdict("4", found) == expected
+def test_worse_cross_entropy(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[float], str]] = [
+        ([1.0] * 6, CONFIRMED),
+        ([1.0] * 4 + [-1.0], PARTLY),
+        ([1.0, -1.0], NOT),
+        ([-1.0] * 6, NOT),
+        ([math.inf] * 6, CONFIRMED),
+    ]
+    for changes, expected in cases:
+        with subtests.test(expected=expected):
+            found = [
+                Point(row, 0.5, 0.5, 0, c) for row, c in zip(OF_DEPTH[1], changes, strict=False)
+            ]
+            assert verdict("4", found) == expected
 
 
 def test_better_cross_entropy() -> None:
@@ -275,19 +277,24 @@ def test_better_cross_entropy() -> None:
     assert verdict("5", points(3, [2.0] * 5, cross_entropy=-1.0)) == NOT  # p = 1/16
 
 
-@pytest.mark.parametrize(
-    ("name", "depths", "too_few", "enough"),
-    [("2a", (1,), 8, 9), ("2b", (3,), 6, 7), ("2c", (5,), 5, 6), ("2d", (1, 3), 3, 4),
-     ("3", (1,), 3, 4), ("4", (1,), 5, 6), ("5", (3,), 5, 6), ("5", (3, 5), 2, 3),
-     ("6", (1,), 1, 2)],
-)  # fmt: skip
-def test_how_many_rows_a_claim_needs(
-    name: str, depths: tuple[int, ...], too_few: int, enough: int
-) -> None:
+def test_how_many_rows_a_claim_needs(subtests: pytest.Subtests) -> None:
     """Whatever the results."""
-    for number, expected in ((too_few, False), (enough, True)):
-        found = [point for depth in depths for point in points(depth, [1.0] * number)]
-        assert can_be_confirmed(BY_NAME[name], found) is expected
+    cases: list[tuple[str, tuple[int, ...], int, int]] = [
+        ("2a", (1,), 8, 9),
+        ("2b", (3,), 6, 7),
+        ("2c", (5,), 5, 6),
+        ("2d", (1, 3), 3, 4),
+        ("3", (1,), 3, 4),
+        ("4", (1,), 5, 6),
+        ("5", (3,), 5, 6),
+        ("5", (3, 5), 2, 3),
+        ("6", (1,), 1, 2),
+    ]
+    for name, depths, too_few, enough in cases:
+        with subtests.test(name=name, too_few=too_few, enough=enough):
+            for number, expected in ((too_few, False), (enough, True)):
+                found = [point for depth in depths for point in points(depth, [1.0] * number)]
+                assert can_be_confirmed(BY_NAME[name], found) is expected
 
 
 def test_other_depths_are_not_claimed_about() -> None:

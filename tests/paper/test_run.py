@@ -30,17 +30,12 @@ from pseudograd.fleet.ramp import level
 from pseudograd.search import Progress, Study
 from pseudograd.search.ledger import outcome_to_json
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "in_an_empty_folder")
 
 ROOT = Path(__file__).parents[2]
 HERE = Path("here")
 PAIR = experiments(rows("table1", "svhn 1x?00*"))
 PATIENCE = 60  # seconds: the timeout of a thread that waits for another
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def made_up(trial: Trial) -> Outcome:

@@ -17,9 +17,7 @@ ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 refusal = partial(refused_by, main)
@@ -78,9 +76,8 @@ def test_curve_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(Path("curve.png").read_bytes()) > 10_000
 
 
-@pytest.mark.parametrize(
-    ("options", "named", "advice"),
-    [
+def test_toy_refuses(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, str, str]] = [
         ("--alpha 0.5", "--alpha", "between 0.5 and 1"),
         ("--alpha 1", "--alpha", "between 0.5 and 1"),
         ("--alpha nan", "--alpha", "between 0.5 and 1"),
@@ -103,15 +100,13 @@ def test_curve_by_default(capsys: pytest.CaptureFixture[str]) -> None:
         ("--picture no/such/folder.png", "--picture", "name a file in a folder"),
         ("--picture toy.gif", "--picture", ".png, .pdf, .svg"),
         ("--picture toy", "--picture", ".png, .pdf, .svg"),
-    ],
-)
-def test_toy_refuses(
-    options: str, named: str, advice: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = refusal(capsys, "toy", *options.split())
-    assert line.startswith("python -m paper toy: ")
-    assert named in line
-    assert advice in line
+    ]
+    for options, named, advice in cases:
+        with subtests.test(options=options, named=named, advice=advice):
+            line = refusal(capsys, "toy", *options.split())
+            assert line.startswith("python -m paper toy: ")
+            assert named in line
+            assert advice in line
 
 
 def test_looking_whether_a_file_can_be_written_leaves_it_alone(
