@@ -445,62 +445,6 @@ def started_by(runner: RayRunner | ModuleRunner, monkeypatch: pytest.MonkeyPatch
     return streams
 
 
-def test_a_node_killed_in_mid_run_changes_nothing(
-    nodes: Any, tmp_path: Path, one_thread: None
-) -> None:
-    in_process = Study(None, PROTOCOL)
-    assert in_process.run(Fleet(digits(), precision="float64").run)
-    expected = in_process.ledger
-
-    first, held = PROTOCOL.wanted({})[0], tmp_path / "held"
-
-    def holds_once(trials: list[Trial], *settings: Any) -> Iterator[Outcome]:
-        """Yield one outcome and hang: the others can only come from another worker."""
-        import ray
-
-        hold = first in trials and not held.exists()
-        for outcome in cluster._train(trials, *settings):
-            if hold:
-                held.write_text(ray.get_runtime_context().get_node_id())
-            yield outcome
-            while hold:
-                time.sleep(0.1)
-
-    study, killed, calls = Study(tmp_path / "cluster", PROTOCOL), 0, 0
-
-    def kill_what_holds(progress: Progress) -> None:
-        nonlocal killed
-        there = held.read_text() if held.exists() else ""
-        for node in [node for node in nodes.worker_nodes if node.node_id == there]:
-            nodes.remove_node(node, allow_graceful=False)
-            killed = len(study.ledger)
-
-    with RayRunner(digits(), nodes.address, precision="float64") as run:
-        run.task = run.ray.remote(num_cpus=1, max_retries=0)(holds_once)
-
-        def counted(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-            nonlocal calls
-            calls += 1
-            return run(trials, stop)
-
-        assert study.run(counted, watch=kill_what_holds)
-    found = study.ledger
-    assert 0 < killed < len(expected)
-    assert calls <= 4  # lost trials were rerun within the same call
-
-    assert set(Study.open(tmp_path / "cluster").ledger) == set(expected)
-    for trial, outcome in found.items():
-        assert outcome == replace(expected[trial], cross_entropy=outcome.cross_entropy)
-        assert outcome.cross_entropy == pytest.approx(expected[trial].cross_entropy, rel=1e-9)
-    ours, theirs = study.result, in_process.result
-    assert (ours.chosen, ours.plain, ours.cells) == (theirs.chosen, theirs.plain, theirs.cells)
-    assert ours.comparison.error == theirs.comparison.error
-    assert ours.comparison.mcnemar_p == theirs.comparison.mcnemar_p
-    lines = (tmp_path / "cluster" / "ledger.jsonl").read_text().splitlines()
-    assert len(lines) == 1 + len(expected)  # each trial once
-    nodes.add_node(num_cpus=1, object_store_memory=STORE)  # for the tests that follow
-
-
 def test_an_exception_in_a_worker_is_raised_once_and_unchanged(
     nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -709,3 +653,61 @@ def test_unpicklable_functions_raise_one_sentence(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ValueError, match=r"must be picklable .*lock") as error:
         ModuleRunner(training, EXAMPLES)
     assert "\n" not in str(error.value)
+
+
+# --- the last test, which leaves the cluster with one node -----------------------------------
+
+
+def test_a_node_killed_in_mid_run_changes_nothing(
+    nodes: Any, tmp_path: Path, one_thread: None
+) -> None:
+    in_process = Study(None, PROTOCOL)
+    assert in_process.run(Fleet(digits(), precision="float64").run)
+    expected = in_process.ledger
+
+    first, held = PROTOCOL.wanted({})[0], tmp_path / "held"
+
+    def holds_once(trials: list[Trial], *settings: Any) -> Iterator[Outcome]:
+        """Yield one outcome and hang: the others can only come from another worker."""
+        import ray
+
+        hold = first in trials and not held.exists()
+        for outcome in cluster._train(trials, *settings):
+            if hold:
+                held.write_text(ray.get_runtime_context().get_node_id())
+            yield outcome
+            while hold:
+                time.sleep(0.1)
+
+    study, killed, calls = Study(tmp_path / "cluster", PROTOCOL), 0, 0
+
+    def kill_what_holds(progress: Progress) -> None:
+        nonlocal killed
+        there = held.read_text() if held.exists() else ""
+        for node in [node for node in nodes.worker_nodes if node.node_id == there]:
+            nodes.remove_node(node, allow_graceful=False)
+            killed = len(study.ledger)
+
+    with RayRunner(digits(), nodes.address, precision="float64") as run:
+        run.task = run.ray.remote(num_cpus=1, max_retries=0)(holds_once)
+
+        def counted(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+            nonlocal calls
+            calls += 1
+            return run(trials, stop)
+
+        assert study.run(counted, watch=kill_what_holds)
+    found = study.ledger
+    assert 0 < killed < len(expected)
+    assert calls <= 4  # lost trials were rerun within the same call
+
+    assert set(Study.open(tmp_path / "cluster").ledger) == set(expected)
+    for trial, outcome in found.items():
+        assert outcome == replace(expected[trial], cross_entropy=outcome.cross_entropy)
+        assert outcome.cross_entropy == pytest.approx(expected[trial].cross_entropy, rel=1e-9)
+    ours, theirs = study.result, in_process.result
+    assert (ours.chosen, ours.plain, ours.cells) == (theirs.chosen, theirs.plain, theirs.cells)
+    assert ours.comparison.error == theirs.comparison.error
+    assert ours.comparison.mcnemar_p == theirs.comparison.mcnemar_p
+    lines = (tmp_path / "cluster" / "ledger.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + len(expected)  # each trial once
