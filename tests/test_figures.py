@@ -146,7 +146,7 @@ def test_when_k_helps() -> None:
         assert re.search(pattern, text), row
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/which-k.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/when-k-helps.md"])
 def test_differences_are_those_of_the_studies(document: str) -> None:
     text = " ".join((ROOT / document).read_text("utf-8").split())
     section = re.split("## (?:When does k help|Beyond the paper)", text)[1].split("## ")[0]

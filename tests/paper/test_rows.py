@@ -28,7 +28,7 @@ def test_the_papers_rows_are_all_there() -> None:
 
 
 def test_the_papers_choices_in_the_documents_are_those_of_its_tables() -> None:
-    page = Path(__file__).parents[2].joinpath("docs/which-k.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2].joinpath("docs/when-k-helps.md").read_text(encoding="utf-8")
     shallow, deep = ([row.selected_k for row in rows() if row.hidden_layers == n] for n in (1, 5))
     below, above = sum(k < 1 for k in shallow), sum(k > 1 for k in deep)
     assert f"| 1 ({len(shallow)} experiments) | below 1 in {below}" in page
