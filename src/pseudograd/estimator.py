@@ -38,20 +38,21 @@ _DATA = "examples"
 class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
     """An ensemble of multi-layer perceptrons with different sensitivities to large errors.
 
-    It is what ``pseudograd tune`` trains. The examples are split into five stratified folds.
-    Each pair of k and learning rate trains five networks, each on four folds. The fifth fold
-    validates the network and determines the epoch to keep. Up to three pairs form the ensemble,
-    chosen and weighted by the error of its out-of-fold predictions. A temperature fitted on the
-    same predictions calibrates the probabilities.
+    This is the model that ``pseudograd tune`` trains. The examples are split into five stratified
+    folds. For each pair of k and learning rate, five networks are trained, each on four folds; the
+    fifth fold validates the network and determines the epoch to keep. The ensemble has up to three
+    pairs, chosen and weighted by the error of its out-of-fold predictions. A temperature, fitted on
+    the same predictions, calibrates the probabilities.
 
-    Equal examples are merged into one with their total weight, and the order of the examples does
-    not matter. So a weight of 2 equals a second copy, a weight of 0 removes the example, and no
-    copy of a training example is in the validation fold. Three exceptions appear in every fold with
-    a fifth of their weight: a row with several labels, so that the labels' frequencies are learned;
-    an example with a far larger weight than the rest of its class, so that every fold has it; and
-    all examples, if there are fewer than five distinct ones.
+    Identical examples are merged into one with their total weight, and the order of the examples
+    does not matter. So a weight of 2 equals a second copy, a weight of 0 removes the example, and
+    no copy of a training example is in the validation fold. There are three exceptions, which
+    appear in every fold with a fifth of their weight: a row that occurs with several labels, so
+    that the network learns their frequencies; an example with a far larger weight than the rest of
+    its class, so that every fold has it; and all examples, if there are fewer than five distinct
+    ones.
 
-    Numbers are scaled by their median and quartiles, and squeezed into (-3, 3). Data frames may
+    Numbers are scaled by their median and quartiles, and squashed into (-3, 3). Data frames may
     also have categories, strings, dates and missing values, which are encoded as in
     ``pseudograd tune``.
 
@@ -81,10 +82,10 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         ensemble_: The networks, their weights and the temperature; a single network if
             ``ensemble`` is False.
         k_: The k of the best single pair; if ``ensemble`` is False, the network's k.
-        learning_rate_: Its learning rate.
+        learning_rate_: The learning rate of the same pair.
         members_: The pairs of the ensemble: (k, learning rate, weight), by decreasing weight.
         cv_results_: The accuracies of all pairs, with the keys of
-            `sklearn.model_selection.GridSearchCV`, except for the times, since networks train
+            `sklearn.model_selection.GridSearchCV`, except for the times, because networks train
             concurrently.
         best_index_: The index of the best single pair.
         classes_: The labels.

@@ -1,6 +1,6 @@
 """Schedules of k, modelled on `torch.optim.lr_scheduler`: construct one, then call ``step()``.
 
-Construction sets the criterion's first k, and every ``step()`` the next one. A step may be an
+The constructor sets the criterion's first k, and each ``step()`` sets the next. A step may be an
 optimizer step or an epoch: ``total_steps`` counts calls of ``step()``. A compiled criterion does
 not recompile when k changes, except once on CUDA devices.
 """
@@ -37,7 +37,7 @@ class HasK(Protocol):
 
 
 class KSchedule:
-    """Base class of all schedules of k; to write your own, derive from it and define ``k_of``.
+    """Base class of all schedules of k; to write your own, subclass it and define ``k_of``.
 
     Args:
         criterion: The loss whose ``k`` is set: a `TunableCrossEntropyLoss`, a
@@ -45,8 +45,8 @@ class KSchedule:
 
     Attributes:
         criterion: The same loss, without the wrapper of `torch.compile`.
-        last_step: How often ``step()`` has been called.
-        last_k: The k that was set last.
+        last_step: The number of calls of ``step()`` so far.
+        last_k: The current k.
 
     Example:
         >>> from pseudograd import TunableCrossEntropyLoss

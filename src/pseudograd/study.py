@@ -53,30 +53,31 @@ class Study(search.Study):
     with other k or learning rates, it keeps finished trainings and runs only the new ones.
 
     Args:
-        network: Returns a new, untrained module, whose outputs are logits (without a softmax).
+        network: A function that returns a new, untrained module; its outputs are logits, without a
+            softmax.
         train: A pair of inputs and labels (tensors or arrays), or a map-style Dataset of such
-            pairs; inputs are a tuple if the network takes several arguments. Bytes (uint8 images)
-            are divided by 255.
+            pairs; inputs are a tuple if the network takes several arguments. uint8 images are
+            divided by 255.
         test: The test set, in the same form.
         k: The values to try, including 1; a string like "0.5→2" is a k that changes linearly.
         learning_rates: The rates to start from; while the best rate of a k is the lowest or highest
-            one, the search tries another. By default a short sweep finds them.
+            one, the search tries one beyond it. By default, a short sweep finds them.
         folder: Where to keep the study; None keeps it in memory.
         epochs: The maximum number of epochs.
         batch_size: Examples per step. An incomplete last batch of an epoch is dropped.
         optimizer: A class of `torch.optim`, or a function ``(parameters, lr=..., ...)`` that
             returns an optimizer.
-        schedule: The learning rate's factor as a function of progress in [0, 1], or "constant",
-            "cosine", "linear" or "one-cycle".
-        clip: The largest norm of a step's gradient over all parameters.
+        schedule: "constant", "cosine", "linear", "one-cycle", or a function that returns the
+            factor of the learning rate for a progress in [0, 1].
+        clip: The norm to clip the gradient of all parameters to; None for no clipping.
         patience: Stop after this many epochs without a lower validation error, and keep the best
             epoch; None keeps the last.
         validation: The fraction of the training examples to validate on, such as 0.1 (with
-            patience, as many again for early stopping); None for the paper's five folds.
-        repetitions: How often each pair is trained, each time on another split; by default 5, or 1
-            if ``validation`` is given.
-        retrainings: How many final networks of the choice and of k = 1 are compared.
-        augment: A function of a batch of inputs, applied on the device in training.
+            patience, the same fraction again for early stopping); None for the paper's five folds.
+        repetitions: The number of networks per pair, each trained on another split; by default 5,
+            or 1 if ``validation`` is given.
+        retrainings: The number of final networks with the chosen k, and with k = 1, to compare.
+        augment: A function of a batch of inputs, applied on the device during training.
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
         label_smoothing: As for the loss.
         class_weights: A factor for each class, as for the loss.
@@ -84,7 +85,8 @@ class Study(search.Study):
         compile: Whether to compile the network on a GPU.
         classes: The names of the classes.
         name: A name for the data.
-        seed: Determines the folds, the initial weights, the order of the examples and all noise.
+        seed: The random seed of the folds, the initial weights, the order of the examples, dropout
+            and augmentation.
         optimizer_settings: Keyword arguments of the optimizer, such as ``weight_decay=0.05``.
 
     Example:
@@ -203,12 +205,12 @@ class Study(search.Study):
         retrainings: int = 5,
         seed: int = 0,
     ) -> search.Study:
-        """Return a study of your own training loop: loop over its trials, and tell their errors.
+        """Return a study of your own training loop: loop over its trials, and report their errors.
 
         The result is a `pseudograd.search.Study`. It has `best`, `comparison`, `result`,
-        `summary()` and `report()`, but no `model()` or `ensemble()`, since it holds no networks.
-        While the best rate of a k is the lowest or highest one, the search tries another, unless
-        rates tie.
+        `summary()` and `report()`, but no `model()` or `ensemble()`, because it holds no networks.
+        While the best rate of a k is the lowest or highest one, the search tries one beyond it,
+        unless rates tie.
 
         Args:
             description: A description of the training. Change it when you change the training.
@@ -216,9 +218,9 @@ class Study(search.Study):
             learning_rates: The rates to start from.
             folder: Where to keep the study, shared by all processes that run trials; None keeps it
                 in memory.
-            repetitions: How often each pair is trained.
-            retrainings: How many final networks of the choice and of k = 1 are compared.
-            seed: Determines the folds.
+            repetitions: The number of networks per pair.
+            retrainings: The number of final networks with the chosen k, and with k = 1, to compare.
+            seed: The random seed of the folds.
 
         Example:
             >>> study = Study.own_training("a formula", k=(0.5, 1), learning_rates=(0.1, 0.2, 0.4))

@@ -54,7 +54,7 @@ def predict(commands: Commands) -> None:
     parser.add_argument(
         "--network",
         metavar="MODULE:FUNCTION",
-        help="the function that makes your own network, if it has moved",
+        help="the function that returns your own network, if it has moved",
     )
     parser.add_argument("--out", type=file, metavar="FILE", help="write here instead of printing")
     parser.set_defaults(run=_run_predict)

@@ -33,6 +33,7 @@ def tune(commands: Commands) -> None:
 
     about = "train networks with several k and learning rates, and keep the best ensemble"
     parser = add_command(commands, "tune", about)
+    parser.description = f"{parser.description} Defaults are in parentheses."
     parser.add_argument(
         "data",
         nargs="?",
@@ -65,8 +66,8 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     )
     for name, metavar, about in (
         ("--drop", "NAME", "columns to drop"),
-        ("--categories", "NAME", "columns to keep as categories, such as numbers that are codes"),
-        ("--numbers", "NAME", "columns to keep as numbers, even if they look like ids"),
+        ("--categories", "NAME", "columns to treat as categories, such as numbers that are codes"),
+        ("--numbers", "NAME", "columns to treat as numbers, even if they look like ids"),
         ("--missing", "VALUE", "entries that mark a missing value, besides NA, ? and the like"),
     ):
         table.add_argument(name, nargs="+", action="extend", metavar=metavar, help=about)

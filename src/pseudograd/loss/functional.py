@@ -93,8 +93,8 @@ def tunable_cross_entropy(
 
     The value equals `torch.nn.functional.cross_entropy` for every k, so loss curves stay
     comparable: k changes what the model learns, not the value you plot. At k = 1 the gradient is
-    cross-entropy's as well.
-    Positional arguments are in the order of `torch.nn.functional.cross_entropy`.
+    cross-entropy's as well. Positional arguments are in the order of
+    `torch.nn.functional.cross_entropy`.
 
     Args:
         input: Logits of shape (C), (N, C) or (N, C, d1, ..., dK).

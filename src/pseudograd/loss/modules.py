@@ -177,11 +177,11 @@ def _scalar(k: float, device: torch.device) -> Tensor:
 class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
     """`torch.nn.CrossEntropyLoss` with one more argument, k.
 
-    It is a subclass, because some libraries check by ``isinstance`` whether a model outputs logits.
-    Positional arguments are in PyTorch's order; k is keyword-only.
+    It is a subclass because some libraries use ``isinstance`` to decide whether a model returns
+    logits. Positional arguments are in PyTorch's order; k is keyword-only.
 
-    You may set ``criterion.k`` between steps. A compiled loss does not recompile, except once on
-    CUDA devices at the first change: until then k is a constant there, because ½, 1 and 2 have
+    You may set ``criterion.k`` between steps. A compiled loss does not recompile, with one
+    exception: on CUDA devices, k is a constant until its first change, because ½, 1 and 2 have
     faster kernels.
 
     Args:
