@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,58 +15,40 @@ from pseudograd.report import charts
 from pseudograd.report.drawing import image
 from pseudograd.search import Comparison, Difference
 from pseudograd.search.assessment import share
-from pseudograd.search.comparison import ByClass, best_stopped
-from pseudograd.search.measures import are_unequal, compare_counts
+from pseudograd.search.comparison import best_stopped
+from pseudograd.search.measures import are_unequal
 from pseudograd.words import DASH, percent
 
 Assessment = Mapping[str, Any]
 
 _WEAK = 0.2  # above this error, few suspects are wrong labels (docs/page.md)
 
-# Fields that an assessment from outcomes alone lacks.
-_UNKNOWN = dict.fromkeys(
-    ("uncalibrated", "confusion", "comparison", "importance", "suspects", "members")
-)
-
 
 def assessed(comparison: Comparison, count: int | None = None) -> Assessment:
     """Return an assessment of the selected network from outcomes alone, in the form of `assess`.
 
     Args:
-        comparison: The final networks; by class, if the test labels are known.
-        count: The number of test examples, if it is known from elsewhere.
+        comparison: The final networks.
+        count: The number of test examples, if it is known.
 
     """
-    classes = comparison.by_class
-    count = sum(one.count for one in classes) or count
     kept, plain = comparison.kept, best_stopped(comparison.plain)
-    baselines = []
-    if classes:
-        common = max(classes, key=lambda one: one.count)
-        others = sum(one.count for one in classes if one is not common)
-        wrong_of_others = sum(one.wrong for one in classes if one is not common)
-        against = compare_counts(others - wrong_of_others, common.wrong, count or 1)
-        baselines.append(
-            {"name": "majority", "label": common.label, "trained_on": None, "against": against}
-            | share(others, count or 1)
-        )
     return {
-        **_UNKNOWN,
-        "classes": [one.label for one in classes],
+        "classes": [],
         "model": _own(kept, count),
+        "uncalibrated": None,
         "plain": None if kept in comparison.plain else _own(plain, count),
-        "baselines": baselines,
+        "baselines": [],
         "unequal": False,
-        "by_class": [{"label": one.label, **share(one.wrong, one.count)} for one in classes],
+        "by_class": [],
+        "confusion": None,
         "confused": [],
         "reliability": {},
+        "comparison": None,
+        "importance": None,
+        "suspects": None,
+        "members": None,
     }
-
-
-def with_classes(comparison: Comparison, examples: Mapping[str, Any] | None) -> Comparison:
-    """Return a comparison with the errors by class of the saved network, if known."""
-    by_class = tuple(ByClass(**one) for one in (examples or {}).get("by_class", ()))
-    return replace(comparison, by_class=by_class)
 
 
 def _own(outcome: Outcome, count: int | None) -> dict[str, Any]:
