@@ -8,15 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pseudograd.fleet import Outcome
 from pseudograd.report import charts
 from pseudograd.report.drawing import image
 from pseudograd.search import Comparison, Difference
 from pseudograd.search.assessment import share
 from pseudograd.search.comparison import best_stopped
-from pseudograd.search.measures import are_unequal
 from pseudograd.words import DASH, percent
 
 Assessment = Mapping[str, Any]
@@ -69,7 +66,6 @@ class Standing:
         no_better: Whether the model has at least as many test errors as that.
         unclear: Whether it has fewer, but not significantly.
         rivals: The other baselines, the best first.
-        unequal: Whether some test labels are much rarer than others.
         only_right: The only label that the model ever predicts correctly, if there is just one.
         untested: Labels without a test example.
         plain_no_better: Whether the model of k = 1, unlike the chosen one, is no better than the
@@ -81,7 +77,6 @@ class Standing:
     no_better: bool
     unclear: bool
     rivals: tuple[Mapping[str, Any], ...]
-    unequal: bool
     only_right: tuple[object, ...]
     untested: tuple[object, ...]
     plain_no_better: bool
@@ -107,7 +102,6 @@ def standing(assessment: Assessment) -> Standing:
         and majority["error"] > 0
         and majority["against"]["verdict"] != "better",
         rivals=tuple(sorted(rivals, key=lambda one: one["error"])),
-        unequal=bool(classes) and are_unequal(np.array([one["count"] for one in classes])),
         only_right=right if len(right) == 1 else (),
         untested=tuple(one["label"] for one in classes if not one["count"]),
         plain_no_better=bool(

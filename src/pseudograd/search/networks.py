@@ -30,7 +30,7 @@ from pseudograd.search.assessment import (
 )
 from pseudograd.search.comparison import best_stopped
 from pseudograd.search.ledger import trial_name
-from pseudograd.search.measures import compare_on_rows
+from pseudograd.search.measures import are_unequal, compare_on_rows
 from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.search.study import Study
 from pseudograd.words import fraction, joined
@@ -181,6 +181,7 @@ def assess_networks(
     ]
     return assessment | {
         "by_class": by_class,
+        "unequal": are_unequal(np.array([one["count"] for one in by_class])),
         "plain": None if plain is None else quality(plain, known, units),
         "unit": "example" if examples.labels.dim() == 1 else "label",
         "baselines": [majority],
