@@ -35,7 +35,7 @@ class Suspects:
         rows: Their indices in the training set.
         predicted: The class predicted for each.
         self_confidence: The out-of-fold probability of the given label.
-        agreement: The share of networks that predict the same class; None if unknown.
+        agreement: The share of networks that predict the same class.
         of: The number of training rows.
 
     """
@@ -43,7 +43,7 @@ class Suspects:
     rows: NDArray[np.int64]
     predicted: NDArray[np.int64]
     self_confidence: NDArray[np.float64]
-    agreement: NDArray[np.float64] | None
+    agreement: NDArray[np.float64]
     of: int
 
     def __len__(self) -> int:
@@ -53,38 +53,32 @@ class Suspects:
 def suspects(
     labels: NDArray[np.integer[Any]],
     model: Floats,
-    plain: Floats | None = None,
-    votes: NDArray[np.integer[Any]] | None = None,
+    plain: Floats,
+    votes: NDArray[np.integer[Any]],
 ) -> Suspects:
     """Return the rows whose label may be wrong, ranked.
 
     Args:
         labels: The class indices of the training rows.
         model: Their out-of-fold probabilities.
-        plain: The out-of-fold probabilities of the model of k = 1, averaged with the model's.
+        plain: Those of the model of k = 1, which are averaged with the model's.
         votes: The class that each network predicts out of fold, rows × networks.
 
     Example:
-        >>> found = suspects(np.array([0, 1, 1]), np.array([[0.9, 0.1], [0.6, 0.4], [0.95, 0.05]]))
-        >>> found.rows.tolist(), found.self_confidence.tolist()
-        ([2, 1], [0.05, 0.4])
+        >>> labels, votes = np.array([0, 1, 1]), np.array([[0, 0], [0, 1], [0, 0]])
+        >>> model = np.array([[0.9, 0.1], [0.6, 0.4], [0.95, 0.05]])
+        >>> found = suspects(labels, model, model, votes)
+        >>> found.rows.tolist(), found.self_confidence.tolist(), found.agreement.tolist()
+        ([2, 1], [0.05, 0.4], [1.0, 0.5])
 
     """
-    probabilities = model.astype(np.float64)
-    if plain is not None:
-        probabilities = (probabilities + plain) / 2
+    probabilities = (model.astype(np.float64) + plain) / 2
     confidence = probabilities[np.arange(len(labels)), labels]
     predicted = probabilities.argmax(1)
-    agreement = None if votes is None else (votes == predicted[:, None]).mean(1)
+    agreement = (votes == predicted[:, None]).mean(1)
     rows = np.flatnonzero(predicted != labels)
     rows = rows[np.argsort(confidence[rows], kind="stable")]
-    return Suspects(
-        rows,
-        predicted[rows],
-        confidence[rows],
-        None if agreement is None else agreement[rows],
-        len(labels),
-    )
+    return Suspects(rows, predicted[rows], confidence[rows], agreement[rows], len(labels))
 
 
 def write_suspects(path: Path, found: Suspects, data: Dataset, encoder: Encoder) -> None:
@@ -102,7 +96,7 @@ def write_suspects(path: Path, found: Suspects, data: Dataset, encoder: Encoder)
                 encoder.labels[int(data.labels[row])],
                 encoder.labels[int(found.predicted[at])],
                 f"{found.self_confidence[at]:.4f}",
-                "" if found.agreement is None else f"{found.agreement[at]:.3f}",
+                f"{found.agreement[at]:.3f}",
             ]
         )
     write_whole(path, text.getvalue())
@@ -119,9 +113,7 @@ def shown_suspects(found: Suspects, data: Dataset, encoder: Encoder) -> dict[str
                 **shown(data, encoder, row),
                 "predicted": int(found.predicted[place[row]]),
                 "self_confidence": round(float(found.self_confidence[place[row]]), 4),
-                "agreement": None
-                if found.agreement is None
-                else round(float(found.agreement[place[row]]), 3),
+                "agreement": round(float(found.agreement[place[row]]), 3),
             }
             for row in itertools.islice(distinct(data, place), _SHOWN)
         ],
