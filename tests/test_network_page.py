@@ -23,8 +23,8 @@ from pseudograd.report.summary import line_of_run, summary
 from pseudograd.search import Study, read_assessment, result
 from pseudograd.search.assessment import share
 from pseudograd.search.documents import checksum
-from pseudograd.search.found import write_found
 from pseudograd.search.measures import compare_counts, wilson
+from pseudograd.search.networks import write_found
 from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.words import percent
 from run_folders import changed, cut, places

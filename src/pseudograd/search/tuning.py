@@ -29,7 +29,6 @@ from pseudograd.search.baselines import Predict
 from pseudograd.search.comparison import best_stopped
 from pseudograd.search.difficulty import difficulty
 from pseudograd.search.ensemble import Candidates, calibrated, candidates, mixture, select
-from pseudograd.search.found import ASSESSMENT, read_found
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.measures import Floats
 from pseudograd.search.models import (
@@ -44,6 +43,7 @@ from pseudograd.search.models import (
     read_document,
     save_model,
 )
+from pseudograd.search.networks import ASSESSMENT, read_found
 from pseudograd.search.protocol import RANGE, Cell, NetworkProtocol, Protocol
 from pseudograd.search.result import Result
 from pseudograd.search.study import Progress, Runner, Study
