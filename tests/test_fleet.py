@@ -930,6 +930,23 @@ def test_concurrent_fleets_use_the_stricter_precision(first: str) -> None:
         torch.set_float32_matmul_precision(before)
 
 
+def test_a_precision_of_each_backend_is_left_as_it_was() -> None:
+    """PyTorch refuses to say the precision of products if the backends' settings have no name."""
+    before = torch.get_float32_matmul_precision()
+    flags: Any = torch.backends
+    backends = flags.cuda.matmul, flags.mkldnn.matmul
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    ambient = [one.fp32_precision for one in backends]
+    try:
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            torch.get_float32_matmul_precision()
+        assert len(list(Fleet(blobs()).run([ONE]))) == 1
+        assert [one.fp32_precision for one in backends] == ambient
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_several_workers_give_what_one_gives() -> None:
     """On the CPU each of PyTorch's threads is a worker; its settings are restored at the end."""
     trials = mixed()

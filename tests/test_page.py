@@ -23,10 +23,13 @@ from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Ramp, Trial
 from pseudograd.fleet.ramp import level
 from pseudograd.report.drawing import image
 from pseudograd.report.page import page
+from pseudograd.report.quality import assessed
 from pseudograd.report.summary import line_of_run, summary
 from pseudograd.report.verdict import error_interval, verdict
 from pseudograd.search import Cell, Ledger, Protocol, Result, Study, compare, result
-from pseudograd.search.comparison import ByClass, Difference
+from pseudograd.search.assessment import share
+from pseudograd.search.comparison import Difference
+from pseudograd.search.measures import compare_counts
 from pseudograd.words import fraction
 
 if TYPE_CHECKING:
@@ -294,6 +297,26 @@ def test_caveats_are_stated(tmp_path: Path) -> None:
 RARE = set(range(18))  # the test examples outside the most frequent class
 
 
+def assessment_of(found: Result, *classes: tuple[object, int, int]) -> dict[str, Any]:
+    """Return an assessment, given each label, its test examples, and how many are wrong.
+
+    The first label is the most common one.
+    """
+    (common, _, missed), *others = classes
+    total, rest = sum(count for _, count, _ in classes), sum(count for _, count, _ in others)
+    right = sum(count - wrong for _, count, wrong in others)
+    majority = {"name": "majority", "label": common, "trained_on": None}
+    majority |= share(rest, total) | {"against": compare_counts(right, missed, total)}
+    return {
+        **(known := assessed(found.comparison, total)),
+        "model": {**known["model"], "balanced_error": 0.5},
+        "unequal": True,
+        "classes": [label for label, *_ in classes],
+        "baselines": [majority],
+        "by_class": [{"label": label, **share(wrong, count)} for label, count, wrong in classes],
+    }
+
+
 @pytest.mark.parametrize(
     ("wrong", "kept", "warning"),
     [
@@ -315,21 +338,16 @@ def test_a_model_no_better_than_one_label_is_no_success(
         trial: replace(outcome, stop_error=0.01 * trial.split.repetition)
         for trial, outcome in outcomes.items()
     }
-    counts = DATA["test_size"] - len(RARE), len(RARE)
-    classes = [
-        {"label": label, "count": count, "wrong": missed}
-        for label, count, missed in zip(("no", "yes"), counts, kept, strict=True)
-    ]
-    parsed = Parsed(page(ABOUT, protocol, outcomes, {**examples(best_k), "by_class": classes}))
+    found = result(protocol, in_a_ledger(outcomes, tmp_path))
+    known = assessment_of(found, ("no", 342, kept[0]), ("yes", 18, kept[1]))
+    parsed = Parsed(page(ABOUT, protocol, outcomes, examples(best_k), known))
     said = "lways predicting 'no', the most common label, would get 5.00% wrong"
     assert parsed.text.count(f"A{said}.") == 1
     assert ("No better than always predicting one label" in parsed.text) == (warning is not None)
     assert f"no342{kept[0]}" in parsed.text.replace(" ", "")
     opened = next(attributes for tag, attributes in parsed.tags if tag == "details")
     assert ("open" in opened) == (warning is not None)
-    found = result(protocol, in_a_ledger(outcomes, tmp_path))
-    by_class = tuple(ByClass(**one) for one in classes)
-    printed = summary(replace(found, comparison=replace(found.comparison, by_class=by_class)))
+    printed = summary(found, known)
     assert printed.splitlines().count(f"a{said}") == 1
     assert ("warning: " in printed) == (warning is not None)
     if warning:
@@ -338,7 +356,7 @@ def test_a_model_no_better_than_one_label_is_no_success(
         for advice in ("sample_weight of TunableMLPClassifier", "--metric balanced", "more data"):
             assert advice in parsed.text
             assert advice in printed
-    # Unknown facts, as in a folder of an earlier version, are left out.
+    # Without an assessment, they are left out.
     for text in (Parsed(page(ABOUT, protocol, outcomes, examples(best_k))).text, summary(found)):
         assert "lways predicting" not in text
         assert "by class" not in text
@@ -361,10 +379,7 @@ def test_the_error_of_the_network_that_is_kept_is_the_headline(tmp_path: Path) -
     assert footnote in parsed.text
     assert "this model: 25.00% (95% interval 20.81 to 29.72)" in parsed.said
     found = result(protocol, in_a_ledger(outcomes, tmp_path))
-    by_class = (ByClass("no", 180, 45), ByClass("yes", 180, 45))
-    first, *_, last = summary(
-        replace(found, comparison=replace(found.comparison, by_class=by_class))
-    ).splitlines()
+    first, *_, last = summary(found, assessed(found.comparison, 360)).splitlines()
     assert first.startswith(f"t{said}")
     assert last.endswith(footnote)
     study = Study(tmp_path / "run", protocol)
@@ -376,14 +391,11 @@ def test_the_error_of_the_network_that_is_kept_is_the_headline(tmp_path: Path) -
 def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: Path) -> None:
     protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
     outcomes = made_up(protocol, 0.5, wrong={0.5: [{0}] * 3, 1.0: [RARE] * 3})
-    counts = DATA["test_size"] - len(RARE), len(RARE)
-    by_class = (ByClass("no", counts[0], 0), ByClass("yes", counts[1], 1))
     found = result(protocol, in_a_ledger(outcomes, tmp_path))
-    printed = summary(replace(found, comparison=replace(found.comparison, by_class=by_class)))
-    known = {**examples(0.5), "by_class": [vars(one) for one in by_class]}
+    known = assessment_of(found, ("no", 342, 0), ("yes", 18, 1))
     said = "he model with k = 1 is no better than always predicting one label, so the gain"
-    assert f"warning: t{said}" in printed
-    assert f"T{said}" in Parsed(page(ABOUT, protocol, outcomes, known)).text
+    assert f"warning: t{said}" in summary(found, known)
+    assert f"T{said}" in Parsed(page(ABOUT, protocol, outcomes, examples(0.5), known)).text
 
 
 @pytest.mark.parametrize(
@@ -391,11 +403,10 @@ def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: P
 )
 def test_a_label_stays_within_its_line(label: str | int, quoted: str) -> None:
     outcome = Outcome(TRIAL, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
-    classes = (ByClass(label, 3, 0), ByClass("other", 1, 1))
-    comparison = replace(compare([outcome], [outcome]), by_class=classes)
     cell = Cell(1.0, 0.1, (0.2,))
-    printed = summary(Result((cell,), (cell,), cell, cell, (), (), comparison))
-    _, said, warning, *_ = printed.splitlines()
+    found = Result((cell,), (cell,), cell, cell, (), (), compare([outcome], [outcome]))
+    printed = summary(found, assessment_of(found, (label, 3, 0), ("other", 1, 1)))
+    *_, said, warning = printed.partition("does k matter?")[0].splitlines()
     assert said.startswith(f"always predicting {quoted}, the most common label")
     assert f"and gets only {quoted} right. " in warning
 
@@ -532,9 +543,9 @@ def hostile() -> str:
     about = {**ABOUT, "data": data, "command": HOSTILE, "hardware": HOSTILE, "commit": HOSTILE}
     about |= {"versions": {"pseudograd": HOSTILE, HOSTILE: HOSTILE}, "devices": [HOSTILE]}
     about["started"] = HOSTILE
-    told = examples(row={HOSTILE: HOSTILE})
-    told["by_class"] = [{"label": HOSTILE, "count": 342, "wrong": 2}]
-    return page(about, protocol, made_up(protocol), told)
+    outcomes = made_up(protocol)
+    known = assessment_of(result(protocol, outcomes), (HOSTILE, 342, 2))
+    return page(about, protocol, outcomes, examples(row={HOSTILE: HOSTILE}), known)
 
 
 def test_texts_of_users_stay_texts(hostile: str) -> None:

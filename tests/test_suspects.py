@@ -19,6 +19,7 @@ LABELS = np.array([0, 0, 1, 1, 2])
 MODEL = np.array(
     [[0.9, 0.1, 0.0], [0.3, 0.7, 0.0], [0.2, 0.7, 0.1], [0.5, 0.3, 0.2], [0.8, 0.15, 0.05]]
 )
+VOTES = np.array([[0] * 4, [1, 1, 1, 0], [1] * 4, [0, 1, 2, 0], [0] * 4], np.int8)
 
 
 def table(rows: torch.Tensor | None = None) -> tuple[Dataset, Encoder]:
@@ -32,33 +33,29 @@ def table(rows: torch.Tensor | None = None) -> tuple[Dataset, Encoder]:
 
 
 def test_rows_are_ranked_by_the_probability_of_their_label() -> None:
-    found = suspects(LABELS, MODEL)
-    assert found.rows.tolist() == [4, 1, 3]  # rows 1 and 3 tie, so 1 comes first
+    found = suspects(LABELS, MODEL, MODEL, VOTES)
+    assert found.index.tolist() == [4, 1, 3]  # rows 1 and 3 tie, so 1 comes first
     assert found.predicted.tolist() == [0, 1, 0]
     assert found.self_confidence.tolist() == [0.05, 0.3, 0.3]
-    assert found.agreement is None
-    assert (len(found), found.of) == (3, 5)
 
 
 def test_both_models_count() -> None:
     plain = MODEL.copy()
     plain[1] = [0.9, 0.1, 0.0]  # agrees with row 1's label
-    found = suspects(LABELS, MODEL, plain)
-    assert found.rows.tolist() == [4, 3]
+    found = suspects(LABELS, MODEL, plain, VOTES)
+    assert found.index.tolist() == [4, 3]
 
 
 def test_agreement_is_the_share_of_networks_that_predict_the_same() -> None:
-    votes = np.array([[0] * 4, [1, 1, 1, 0], [1] * 4, [0, 1, 2, 0], [0] * 4], np.int8)
-    found = suspects(LABELS, MODEL, votes=votes)
-    assert found.agreement is not None
+    found = suspects(LABELS, MODEL, MODEL, VOTES)
     assert found.agreement.tolist() == [1.0, 0.75, 0.5]
 
 
 @pytest.mark.parametrize(("numbers", "rows"), [(None, "524"), ([11, 12, 13, 14, 15], "15 12 14")])
 def test_the_file_has_all_suspects(numbers: list[int] | None, rows: str, tmp_path: Path) -> None:
     data, encoder = table(None if numbers is None else torch.tensor(numbers))
-    votes = np.zeros((5, 3), np.int8)
-    write_suspects(tmp_path / "suspects.csv", suspects(LABELS, MODEL, votes=votes), data, encoder)
+    ranked = suspects(LABELS, MODEL, MODEL, VOTES)
+    write_suspects(tmp_path / "suspects.csv", ranked, data, encoder)
     with (tmp_path / "suspects.csv").open(newline="") as file:
         first, *others = found = list(csv.DictReader(file))
     assert [one["row"] for one in found] == (rows.split() if numbers else list(rows))
@@ -69,25 +66,18 @@ def test_the_file_has_all_suspects(numbers: list[int] | None, rows: str, tmp_pat
         "self_confidence": "0.0500",
         "agreement": "1.000",
     }
-    assert [one["agreement"] for one in others] == ["0.000", "1.000"]
-
-
-def test_without_votes_the_agreement_is_left_empty(tmp_path: Path) -> None:
-    data, encoder = table()
-    write_suspects(tmp_path / "suspects.csv", suspects(LABELS, MODEL), data, encoder)
-    _, *lines = (tmp_path / "suspects.csv").read_text().splitlines()
-    assert [line[-1] for line in lines] == [","] * 3
+    assert [one["agreement"] for one in others] == ["0.750", "0.500"]
 
 
 def test_the_page_is_given_rows_in_the_users_terms() -> None:
     data, encoder = table(torch.tensor([11, 12, 13, 14, 15]))
-    found = shown_suspects(suspects(LABELS, MODEL), data, encoder)
+    found = shown_suspects(suspects(LABELS, MODEL, MODEL, VOTES), data, encoder)
     assert (found["count"], found["of"]) == (3, 5)
     first = found["first"][0]
     assert first["row"] == {"size": "6.677", "code": "blue"}  # although features are squashed
     assert (first["row_number"], first["label"], first["predicted"]) == (15, 2, 0)
-    assert first["self_confidence"] == 0.05
-    assert first["pixels"] is first["agreement"] is None
+    assert (first["self_confidence"], first["agreement"]) == (0.05, 1.0)
+    assert first["pixels"] is None
 
 
 def test_images_come_as_pixels() -> None:

@@ -30,14 +30,15 @@ from pseudograd.fleet.recipe import are_numbers
 from pseudograd.search import study as search
 from pseudograd.search.comparison import best_stopped
 from pseudograd.search.deadline import Deadline
-from pseudograd.search.found import read_found, write_found
 from pseudograd.search.networks import (
     ModuleEnsemble,
     Weights,
     assess_networks,
     can_assess,
     final_groups,
+    read_found,
     trained,
+    write_found,
 )
 from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, OwnProtocol, Protocol
 from pseudograd.search.study import Progress, Runner

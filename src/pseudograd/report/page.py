@@ -25,7 +25,6 @@ from pseudograd.report.quality import (
     assessed,
     column_notes,
     quality_section,
-    with_classes,
 )
 from pseudograd.report.template import render
 from pseudograd.report.verdict import diverged, error_interval, possible, unfinished, verdict
@@ -102,9 +101,8 @@ def page(
             user's own training loop nothing).
         protocol: The protocol of the search.
         ledger: The outcomes so far.
-        examples: The training examples with the largest gradients (networks, edges, hardest), and
-            the test errors by_class of the saved network if known; None if the search is
-            unfinished.
+        examples: The training examples with the largest gradients (networks, edges, hardest);
+            None if the search is unfinished.
         assessment: The assessment of the model from `pseudograd.search.assess` or
             `assess_networks`; without it, or if it is {}, the page uses the outcomes only.
 
@@ -124,7 +122,7 @@ def page(
     groups = _trained(ledger, pairs, protocol.trials_of if bagged else _finals_of(protocol))
     compared = groups and protocol.retrainings and not wanted
     positions = about["data"].get("positions", 1)
-    comparison = _comparison(groups, examples, positions) if compared else None
+    comparison = _comparison(groups, positions) if compared else None
     module, own = recipe["kind"] == "module", recipe["kind"] == "own"
     unassessed = module and assessment is None
     if wanted:
@@ -217,12 +215,10 @@ def _curves(
     }
 
 
-def _comparison(
-    groups: Mapping[str, list[Outcome]], examples: Mapping[str, Any] | None, positions: int
-) -> Comparison:
-    """Return the comparison of the final networks, with errors by class if known."""
+def _comparison(groups: Mapping[str, list[Outcome]], positions: int) -> Comparison:
+    """Return the comparison of the final networks."""
     found = compare(groups["chosen"], groups.get("plain", groups["chosen"]), positions)
-    return with_classes(replace(found, error=possible(found.error)), examples)
+    return replace(found, error=possible(found.error))
 
 
 def _answer(

@@ -5,68 +5,47 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from pseudograd.fleet import Outcome
 from pseudograd.report import charts
 from pseudograd.report.drawing import image
 from pseudograd.search import Comparison, Difference
 from pseudograd.search.assessment import share
-from pseudograd.search.comparison import ByClass, best_stopped
-from pseudograd.search.measures import are_unequal, compare_counts
+from pseudograd.search.comparison import best_stopped
 from pseudograd.words import DASH, percent
 
 Assessment = Mapping[str, Any]
 
 _WEAK = 0.2  # above this error, few suspects are wrong labels (docs/page.md)
 
-# Fields that an assessment from outcomes alone lacks.
-_UNKNOWN = dict.fromkeys(
-    ("uncalibrated", "confusion", "comparison", "importance", "suspects", "members")
-)
-
 
 def assessed(comparison: Comparison, count: int | None = None) -> Assessment:
     """Return an assessment of the selected network from outcomes alone, in the form of `assess`.
 
     Args:
-        comparison: The final networks; by class, if the test labels are known.
-        count: The number of test examples, if it is known from elsewhere.
+        comparison: The final networks.
+        count: The number of test examples, if it is known.
 
     """
-    classes = comparison.by_class
-    count = sum(one.count for one in classes) or count
     kept, plain = comparison.kept, best_stopped(comparison.plain)
-    baselines = []
-    if classes:
-        common = max(classes, key=lambda one: one.count)
-        others = sum(one.count for one in classes if one is not common)
-        wrong_of_others = sum(one.wrong for one in classes if one is not common)
-        against = compare_counts(others - wrong_of_others, common.wrong, count or 1)
-        baselines.append(
-            {"name": "majority", "label": common.label, "trained_on": None, "against": against}
-            | share(others, count or 1)
-        )
     return {
-        **_UNKNOWN,
-        "classes": [one.label for one in classes],
+        "classes": [],
         "model": _own(kept, count),
+        "uncalibrated": None,
         "plain": None if kept in comparison.plain else _own(plain, count),
-        "baselines": baselines,
+        "baselines": [],
         "unequal": False,
-        "by_class": [{"label": one.label, **share(one.wrong, one.count)} for one in classes],
+        "by_class": [],
+        "confusion": None,
         "confused": [],
         "reliability": {},
+        "comparison": None,
+        "importance": None,
+        "suspects": None,
+        "members": None,
     }
-
-
-def with_classes(comparison: Comparison, examples: Mapping[str, Any] | None) -> Comparison:
-    """Return a comparison with the errors by class of the saved network, if known."""
-    by_class = tuple(ByClass(**one) for one in (examples or {}).get("by_class", ()))
-    return replace(comparison, by_class=by_class)
 
 
 def _own(outcome: Outcome, count: int | None) -> dict[str, Any]:
@@ -87,7 +66,6 @@ class Standing:
         no_better: Whether the model has at least as many test errors as that.
         unclear: Whether it has fewer, but not significantly.
         rivals: The other baselines, the best first.
-        unequal: Whether some test labels are much rarer than others.
         only_right: The only label that the model ever predicts correctly, if there is just one.
         untested: Labels without a test example.
         plain_no_better: Whether the model of k = 1, unlike the chosen one, is no better than the
@@ -99,7 +77,6 @@ class Standing:
     no_better: bool
     unclear: bool
     rivals: tuple[Mapping[str, Any], ...]
-    unequal: bool
     only_right: tuple[object, ...]
     untested: tuple[object, ...]
     plain_no_better: bool
@@ -125,7 +102,6 @@ def standing(assessment: Assessment) -> Standing:
         and majority["error"] > 0
         and majority["against"]["verdict"] != "better",
         rivals=tuple(sorted(rivals, key=lambda one: one["error"])),
-        unequal=bool(classes) and are_unequal(np.array([one["count"] for one in classes])),
         only_right=right if len(right) == 1 else (),
         untested=tuple(one["label"] for one in classes if not one["count"]),
         plain_no_better=bool(

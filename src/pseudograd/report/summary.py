@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from pseudograd.fleet import MLPRecipe, OwnRecipe, Recipe
@@ -17,11 +16,10 @@ from pseudograd.report.quality import (
     assessed,
     standing,
     weak,
-    with_classes,
 )
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import diverged, unfinished, verdict
-from pseudograd.search import Bagging, Cell, Result, Study, read_assessment, read_examples
+from pseudograd.search import Bagging, Cell, Result, Study, read_assessment
 from pseudograd.words import fraction, percent
 
 
@@ -98,15 +96,11 @@ def study_summary(study: Study) -> str:
             raise ValueError("the study has no model yet: run the search's command again")
         cells, chosen = study.protocol.best_of_each_k(study.ledger), study.best
         return ensemble_summary(tuple(cells), chosen, known)
-    found, command = study.result, study.sessions[-1]["command"] if study.sessions else ""
-    table = isinstance(study.protocol.recipe, MLPRecipe)
-    if table and study.folder is not None:
-        comparison = with_classes(found.comparison, read_examples(study))
-        found = replace(found, comparison=comparison)
+    command = study.sessions[-1]["command"] if study.sessions else ""
     return summary(
-        found,
+        study.result,
         known or None,
-        options=table or is_typed(command),
+        options=isinstance(study.protocol.recipe, MLPRecipe) or is_typed(command),
         compared_before=study.compared_before,
     )
 

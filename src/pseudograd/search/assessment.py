@@ -24,9 +24,11 @@ from pseudograd.search.measures import (
     reliability,
     wilson,
 )
-from pseudograd.search.suspects import Suspects, shown_suspects
+from pseudograd.search.suspects import shown_suspects
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from pseudograd.data import Dataset, Encoder
 
 _MATRIX = 20  # classes up to which a confusion matrix is readable
@@ -46,7 +48,7 @@ def assess(
     data: Dataset,
     encoder: Encoder,
     test: Mapping[str, Floats],
-    suspects: Suspects | None = None,
+    suspects: DataFrame | None = None,
     predict: Predict | None = None,
     members: Mapping[str, Any] | None = None,
     ensembles: Mapping[str, EnsembleOf] | None = None,
@@ -58,7 +60,8 @@ def assess(
         encoder: Its encoder, for the names of classes and columns.
         test: Test probabilities of the "model" and, if available, of the "uncalibrated" model and
             of the model of k = 1, "plain".
-        suspects: The training rows whose label looks wrong.
+        suspects: The training rows whose label looks wrong, from
+            `pseudograd.search.suspects.suspects`.
         predict: Returns the model's probabilities for rows of features; without it, permutation
             importance is not computed.
         members: The composition of the model: the number of "networks", "ks" (a list of [k, number

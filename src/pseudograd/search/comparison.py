@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pseudograd.extras import needed_for
@@ -29,22 +29,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class ByClass:
-    """How many test examples of a class a network gets wrong.
-
-    Attributes:
-        label: The user's label of the class.
-        count: The number of its test examples.
-        wrong: The number of them that the network gets wrong.
-
-    """
-
-    label: str | float | bool
-    count: int
-    wrong: int
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Networks of the chosen k and of k = 1, paired by seed.
 
@@ -61,8 +45,6 @@ class Comparison:
             examples with several labels, those on which they get more labels right.
         worse_on: Test examples that fewer of them get right.
         sign_p: The p-value of the exact sign test on these two.
-        by_class: The saved network's mistakes by class; empty if the test labels are not
-            available.
 
     """
 
@@ -76,7 +58,6 @@ class Comparison:
     better_on: int
     worse_on: int
     sign_p: float
-    by_class: tuple[ByClass, ...] = field(default=(), repr=False)
 
     @property
     def kept(self) -> Outcome:
@@ -135,28 +116,6 @@ def best_stopped(outcomes: Iterable[Outcome]) -> Outcome:
     Selecting by the test error would bias it. A diverged network is kept only if all diverged.
     """
     return min(outcomes, key=lambda one: (math.isinf(one.cross_entropy), one.stop_error))
-
-
-def by_class(
-    outcome: Outcome, labels: Sequence[int], names: Sequence[str | float | bool]
-) -> tuple[ByClass, ...]:
-    """Count a network's mistakes in each class of the test set.
-
-    Args:
-        outcome: The network's outcome, with the test examples it got wrong.
-        labels: The class indices of the test examples.
-        names: The user's labels of the classes.
-
-    Example:
-        >>> from pseudograd.fleet import MLPRecipe, Trial
-        >>> trial = Trial(MLPRecipe("mail", (4,)), k=1, learning_rate=0.1)
-        >>> outcome = Outcome(trial, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
-        >>> by_class(outcome, [0, 1, 0, 0], ["ham", "spam"])
-        (ByClass(label='ham', count=3, wrong=0), ByClass(label='spam', count=1, wrong=1))
-
-    """
-    counts, wrong = Counter(labels), Counter(labels[at] for at in outcome.wrong or ())
-    return tuple(ByClass(name, counts[at], wrong[at]) for at, name in enumerate(names))
 
 
 def paired_difference(first: list[float], second: list[float]) -> Difference:

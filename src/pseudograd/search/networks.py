@@ -29,13 +29,19 @@ from pseudograd.search.assessment import (
     share_of,
 )
 from pseudograd.search.comparison import best_stopped
+from pseudograd.search.documents import misfit, read_signed, write_signed
 from pseudograd.search.ledger import trial_name
-from pseudograd.search.measures import compare_on_rows
+from pseudograd.search.measures import are_unequal, compare_on_rows
 from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.search.study import Study
 from pseudograd.words import fraction, joined
 
+ASSESSMENT = "assessment.json"
 _MOST_NUMBERS = 1 << 28  # maximum number of test probabilities to hold in memory
+_REPAIR = "run the study again, which rewrites it"
+
+# What another version may lack. The checksum shows that nothing else changed since it was written.
+_FOUND = {"classes": list, "unit": str, "model": dict, "baselines": list, "combined": list}
 
 
 class Weights:
@@ -181,11 +187,38 @@ def assess_networks(
     ]
     return assessment | {
         "by_class": by_class,
+        "unequal": are_unequal(np.array([one["count"] for one in by_class])),
         "plain": None if plain is None else quality(plain, known, units),
         "unit": "example" if examples.labels.dim() == 1 else "label",
         "baselines": [majority],
         "combined": assess_ensembles(ensembles, known, wrong, units),
     }
+
+
+def write_found(study: Study, found: Mapping[str, Any]) -> None:
+    """Write the result of `assess_networks` to the study's folder, if it has one."""
+    if study.folder is not None:
+        fields = {"trials": len(study.ledger), "run": study.fingerprint, "found": found}
+        write_signed(study.folder / ASSESSMENT, fields)
+
+
+def read_found(study: Study) -> dict[str, Any] | None:
+    """Return the saved result of `assess_networks`; None if it is missing or outdated.
+
+    Raises:
+        ValueError: If the file is damaged, or from another version.
+
+    """
+    if study.folder is None or not (study.folder / ASSESSMENT).exists():
+        return None
+    fields = read_signed(study.folder / ASSESSMENT, {"found": dict}, _REPAIR)
+    if fields.get("trials") != len(study.ledger) or fields.get("run") != study.fingerprint:
+        return None
+    found: dict[str, Any] = fields["found"]
+    if found and (wrong := misfit(found, _FOUND, "it")):
+        path = study.folder / ASSESSMENT
+        raise ValueError(f"{path} is from another version ({wrong}): {_REPAIR}")
+    return found
 
 
 def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:

@@ -7,10 +7,7 @@ than margins, or than the class-adjusted probabilities of confident learning.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,107 +19,84 @@ from pseudograd.search.measures import Floats
 from pseudograd.search.shown import distinct, shown
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from pseudograd.data import Dataset, Encoder
 
 _SHOWN = 50
 
 
-@dataclass(frozen=True, eq=False)
-class Suspects:
-    """Training rows whose label differs from the out-of-fold prediction, the most suspicious first.
-
-    Attributes:
-        rows: Their indices in the training set.
-        predicted: The class predicted for each.
-        self_confidence: The out-of-fold probability of the given label.
-        agreement: The share of networks that predict the same class; None if unknown.
-        of: The number of training rows.
-
-    """
-
-    rows: NDArray[np.int64]
-    predicted: NDArray[np.int64]
-    self_confidence: NDArray[np.float64]
-    agreement: NDArray[np.float64] | None
-    of: int
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
 def suspects(
     labels: NDArray[np.integer[Any]],
     model: Floats,
-    plain: Floats | None = None,
-    votes: NDArray[np.integer[Any]] | None = None,
-) -> Suspects:
-    """Return the rows whose label may be wrong, ranked.
+    plain: Floats,
+    votes: NDArray[np.integer[Any]],
+) -> DataFrame:
+    """Return the training rows whose label may be wrong, the most suspicious first.
 
     Args:
         labels: The class indices of the training rows.
         model: Their out-of-fold probabilities.
-        plain: The out-of-fold probabilities of the model of k = 1, averaged with the model's.
+        plain: Those of the model of k = 1, which are averaged with the model's.
         votes: The class that each network predicts out of fold, rows × networks.
 
+    Returns:
+        The predicted class, the out-of-fold probability of the given label ("self_confidence"), and
+        the share of networks that predict the same class ("agreement"), by index of the row.
+
     Example:
-        >>> found = suspects(np.array([0, 1, 1]), np.array([[0.9, 0.1], [0.6, 0.4], [0.95, 0.05]]))
-        >>> found.rows.tolist(), found.self_confidence.tolist()
-        ([2, 1], [0.05, 0.4])
+        >>> labels, votes = np.array([0, 1, 1]), np.array([[0, 0], [0, 1], [0, 0]])
+        >>> model = np.array([[0.9, 0.1], [0.6, 0.4], [0.95, 0.05]])
+        >>> print(suspects(labels, model, model, votes))
+           predicted  self_confidence  agreement
+        2          0             0.05        1.0
+        1          0             0.40        0.5
 
     """
-    probabilities = model.astype(np.float64)
-    if plain is not None:
-        probabilities = (probabilities + plain) / 2
-    confidence = probabilities[np.arange(len(labels)), labels]
+    import pandas as pd
+
+    probabilities = (model.astype(np.float64) + plain) / 2
     predicted = probabilities.argmax(1)
-    agreement = None if votes is None else (votes == predicted[:, None]).mean(1)
-    rows = np.flatnonzero(predicted != labels)
-    rows = rows[np.argsort(confidence[rows], kind="stable")]
-    return Suspects(
-        rows,
-        predicted[rows],
-        confidence[rows],
-        None if agreement is None else agreement[rows],
-        len(labels),
+    found = pd.DataFrame(
+        {
+            "predicted": predicted,
+            "self_confidence": probabilities[np.arange(len(labels)), labels],
+            "agreement": (votes == predicted[:, None]).mean(1),
+        }
     )
+    return found[predicted != labels].sort_values("self_confidence", kind="stable")
 
 
-def write_suspects(path: Path, found: Suspects, data: Dataset, encoder: Encoder) -> None:
+def write_suspects(path: Path, found: DataFrame, data: Dataset, encoder: Encoder) -> None:
     """Write all suspects as CSV: row, label, predicted, self_confidence, agreement.
 
     Rows are counted from 1, in the file or, without a file, in the training set.
     """
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["row", "label", "predicted", "self_confidence", "agreement"])
-    for at, row in enumerate(found.rows.tolist()):
-        table.writerow(
-            [
-                row + 1 if data.rows is None else int(data.rows[row]),
-                encoder.labels[int(data.labels[row])],
-                encoder.labels[int(found.predicted[at])],
-                f"{found.self_confidence[at]:.4f}",
-                "" if found.agreement is None else f"{found.agreement[at]:.3f}",
-            ]
-        )
-    write_whole(path, text.getvalue())
+    at, names = found.index.to_numpy(), np.array(encoder.labels, object)
+    table = found.assign(
+        row=at + 1 if data.rows is None else data.rows.numpy()[at],
+        label=names[data.labels.numpy()[at]],
+        predicted=names[found["predicted"]],
+        self_confidence=found["self_confidence"].map("{:.4f}".format),
+        agreement=found["agreement"].map("{:.3f}".format),
+    )
+    columns = ["row", "label", "predicted", "self_confidence", "agreement"]
+    write_whole(path, table.to_csv(index=False, columns=columns, lineterminator="\n"))
 
 
-def shown_suspects(found: Suspects, data: Dataset, encoder: Encoder) -> dict[str, Any]:
+def shown_suspects(found: DataFrame, data: Dataset, encoder: Encoder) -> dict[str, Any]:
     """Return the first suspects without duplicates, as the page shows them."""
-    place = {row: at for at, row in enumerate(found.rows.tolist())}
+    first = itertools.islice(distinct(data, found.index.tolist()), _SHOWN)
     return {
         "count": len(found),
-        "of": found.of,
+        "of": data.train_size,
         "first": [
             {
                 **shown(data, encoder, row),
-                "predicted": int(found.predicted[place[row]]),
-                "self_confidence": round(float(found.self_confidence[place[row]]), 4),
-                "agreement": None
-                if found.agreement is None
-                else round(float(found.agreement[place[row]]), 3),
+                "predicted": int(found.at[row, "predicted"]),
+                "self_confidence": round(float(found.at[row, "self_confidence"]), 4),
+                "agreement": round(float(found.at[row, "agreement"]), 3),
             }
-            for row in itertools.islice(distinct(data, place), _SHOWN)
+            for row in first
         ],
     }

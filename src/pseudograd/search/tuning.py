@@ -12,7 +12,7 @@ import json
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,9 @@ from pseudograd.fleet.ramp import plain_k
 from pseudograd.search.assessment import EnsembleOf, assess
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.baselines import Predict
-from pseudograd.search.comparison import best_stopped, by_class
+from pseudograd.search.comparison import best_stopped
 from pseudograd.search.difficulty import difficulty
 from pseudograd.search.ensemble import Candidates, calibrated, candidates, mixture, select
-from pseudograd.search.found import ASSESSMENT, read_found
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.measures import Floats
 from pseudograd.search.models import (
@@ -44,6 +43,7 @@ from pseudograd.search.models import (
     read_document,
     save_model,
 )
+from pseudograd.search.networks import ASSESSMENT, read_found
 from pseudograd.search.protocol import RANGE, Cell, NetworkProtocol, Protocol
 from pseudograd.search.result import Result
 from pseudograd.search.study import Progress, Runner, Study
@@ -160,7 +160,7 @@ def tune(
 
 
 def read_examples(study: Study) -> dict[str, Any] | None:
-    """Return `difficulty` and the errors by class of the saved model; None without a model."""
+    """Return the `difficulty` of the examples for the saved model; None without a model."""
     return read_document(study, EXAMPLES)
 
 
@@ -219,9 +219,6 @@ def _compare(job: _Job) -> Result:
     """Save the best networks of the chosen k and of k = 1, and the examples they find difficult."""
     study, data, encoder = job.study, job.data, job.encoder
     found = study.result
-    labels = data.labels[data.train_size :].tolist()
-    classes = by_class(found.comparison.kept, labels, encoder.labels)
-    found = replace(found, comparison=replace(found.comparison, by_class=classes))
     chosen, plain = found.comparison.kept.trial, best_stopped(found.comparison.plain).trial
     made_from = {
         **trial_to_json(chosen),
@@ -243,7 +240,6 @@ def _compare(job: _Job) -> Result:
         data,
         encoder,
     )
-    examples["by_class"] = [asdict(one) for one in classes]
     assessment = _assessed_network(job, models, found)
     documents = {EXAMPLES: examples, ASSESSMENT: assessment}
     error = assessment["model"]["error"]

@@ -8,9 +8,9 @@ import importlib.util
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -149,14 +149,15 @@ class _MatmulPrecision:
     """
 
     def __init__(self) -> None:
-        self.lock, self.before = threading.Lock(), ""
+        self.lock = threading.Lock()
         self.asked_for: list[str] = []
+        self.restore: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
     def __call__(self, precision: str) -> Iterator[None]:
         with self.lock:
             if not self.asked_for:
-                self.before = torch.get_float32_matmul_precision()
+                self.restore = _how_to_restore()
             self.asked_for.append(precision)
             self._set()
         try:
@@ -167,8 +168,28 @@ class _MatmulPrecision:
                 self._set()
 
     def _set(self) -> None:
+        if not self.asked_for:
+            self.restore()
+            return
         strictest = "highest" if "highest" in self.asked_for else "high"
-        torch.set_float32_matmul_precision(strictest if self.asked_for else self.before)
+        torch.set_float32_matmul_precision(strictest)
+
+
+def _how_to_restore() -> Callable[[], None]:
+    """Return a function that sets the matmul precision to what it is now."""
+    with contextlib.suppress(RuntimeError):  # the backends' settings have no common name
+        return functools.partial(
+            torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
+        )
+    flags: Any = torch.backends
+    backends = flags.cuda.matmul, flags.mkldnn.matmul
+    before = [one.fp32_precision for one in backends]
+
+    def restore() -> None:
+        for one, precision in zip(backends, before, strict=True):
+            one.fp32_precision = precision
+
+    return restore
 
 
 _matmul_precision = _MatmulPrecision()
