@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import faulthandler
 import functools
 import heapq
@@ -31,15 +32,13 @@ import statistics
 import sys
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pandas as pd
 import torch
 
 from benchmarks.environment import environment, write
@@ -416,27 +415,33 @@ class Costs:
 
     def of_step(self, trials: int) -> float:
         """Return the seconds of a step, interpolated; above the measured range, proportional."""
-        beyond = max(1.0, trials / self.trials[-1])
-        return beyond * float(np.interp(trials, self.trials, self.step))
+        low, high = self.trials[0], self.trials[-1]
+        if trials <= low:
+            return self.step[0]
+        if trials >= high:
+            return self.step[-1] * trials / high
+        at = next(at for at, there in enumerate(self.trials) if there >= trials)
+        (a, b), (s, t) = self.trials[at - 1 : at + 1], self.step[at - 1 : at + 1]
+        return s + (t - s) * (trials - a) / (b - a)
 
     def of_begin(self, trials: int) -> float:
         return min(zip(self.trials, self.begin, strict=True), key=lambda b: abs(b[0] - trials))[1]
 
 
-def costs_in(lines: pd.DataFrame) -> dict[int, dict[Network, Costs]]:
-    """Return the costs by fleets at once and network."""
-    lines = lines.sort_values("trials", kind="stable")
-    return {
-        at_once: {
-            network: Costs(
-                points["trials"].tolist(),
-                (1e-6 * points["us_per_model_step"] * points["trials"]).tolist(),
-                points["seconds_to_begin"].tolist(),
-            )
-            for network, points in some.groupby(["data", "depth", "width"])
-        }
-        for at_once, some in lines.groupby("fleets_at_once", sort=False)
+def costs_in(path: Path) -> tuple[dict[int, dict[Network, Costs]], float]:
+    """Return the costs by fleets at once and network, and the memory bandwidth of that GPU."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    lines.sort(key=lambda line: int(line["trials"]))
+    found: dict[int, dict[Network, list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        network = line["data"], int(line["depth"]), int(line["width"])
+        found[int(line["fleets_at_once"])][network].append(line)
+    costs = {
+        at_once: {network: costs_of(points) for network, points in networks.items()}
+        for at_once, networks in found.items()
     }
+    return costs, 1e12 * float(lines[0]["copy_tb_per_s"])
 
 
 def costs_for(measured: Mapping[Network, Costs], network: Network) -> Costs | None:
@@ -449,6 +454,14 @@ def costs_for(measured: Mapping[Network, Costs], network: Network) -> Costs | No
         return None
     costs, more = measured[alike], weights_of(*network) / weights_of(*alike)
     return replace(costs, step=[more * seconds for seconds in costs.step])
+
+
+def costs_of(points: Sequence[Mapping[str, str]]) -> Costs:
+    """Return the costs of a network from its measured points, by ascending trials."""
+    trials = [int(point["trials"]) for point in points]
+    each = [1e-6 * float(point["us_per_model_step"]) for point in points]
+    step = [one * count for one, count in zip(each, trials, strict=True)]
+    return Costs(trials, step, [float(point["seconds_to_begin"]) for point in points])
 
 
 def seconds_of_row(row: Row, costs: Costs, floor: float) -> tuple[float, float]:
@@ -521,52 +534,56 @@ def estimate_of(path: Path) -> Path:
     return path.with_name(f"{path.stem.removesuffix('_cuda')}_estimate.csv")
 
 
+def points_that_waited(path: Path) -> Counter[int]:
+    """Return by fleets at once how many points have no turn in which all fleets trained."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return Counter(
+            int(line["fleets_at_once"])
+            for line in csv.DictReader(file)
+            if line.get("turns_together") == "0"
+        )
+
+
 def show(path: Path) -> None:
     """Print and write the estimates by network and in total, and compare them with the goal."""
-    measured = pd.read_csv(path)
-    bandwidth = 1e12 * measured["copy_tb_per_s"][0]
-    waited = measured.reindex(columns=["turns_together"]).eq(0)["turns_together"]
+    measured, bandwidth = costs_in(path)
+    waited = points_that_waited(path)
     lines: list[dict[str, object]] = []
     verdicts = []
-    for at_once, networks in costs_in(measured).items():
+    for at_once, networks in measured.items():
+        totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
         try:
-            rows = pd.DataFrame(
-                {
-                    "network": f"{row.data} {row.hidden_layers}x{row.width}",
-                    "rows": 1,
-                    "seconds": seconds,
-                    "least": least,
-                }
-                for row, seconds, least in estimate(networks, bandwidth)
-            )
+            rows = list(estimate(networks, bandwidth))
         except ValueError as problem:
             verdicts.append(f"{at_once} fleets at once: no estimate, since {problem}")
             continue
-        totals = rows.groupby("network").sum().sort_values("seconds")
-        totals.loc["all rows"] = totals.sum()
-        for name, count, seconds, least in totals.itertuples():
+        for row, seconds, least in rows:
+            for name in (f"{row.data} {row.hidden_layers}x{row.width}", "all rows"):
+                for at, number in enumerate((1, seconds, least)):
+                    totals[name][at] += number
+        for name, (count, seconds, least) in sorted(totals.items(), key=lambda one: one[1][1]):
             line = {
                 "network": name,
                 "fleets_at_once": at_once,
-                "rows": int(count),
+                "rows": count,
                 "minutes": round(seconds / 60, 1),
                 "memory_floor_minutes": round(least / 60, 1),
                 "share_of_memory_floor": round(least / seconds, 3),
             }
             lines.append(line)
             print("{:<18}{:>3}{:>5}{:>9}{:>8}{:>7}".format(*line.values()))
-        _, seconds, least = totals.loc["all rows"]
+        _, seconds, least = totals["all rows"]
         reached = "reached" if least / seconds >= GOAL else "missed"
-        most = seconds_at_most(rows["seconds"], at_once)
+        most = seconds_at_most((seconds for _, seconds, _ in rows), at_once)
         verdicts.append(
             f"{at_once} fleets at once: goal of {GOAL} over all rows {reached}, at "
             f"{least / seconds:.3f}: {seconds / 60:.1f} minutes, and {most / 60:.1f} if nothing "
             "uses the share of the GPU that finished rows free"
         )
-        if count := int((waited & (measured["fleets_at_once"] == at_once)).sum()):
+        if waited[at_once]:
             verdicts.append(
                 f"{at_once} fleets at once: a fleet waited for the others in every turn of "
-                f"{count} points, whose times are upper bounds"
+                f"{waited[at_once]} points, whose times are upper bounds"
             )
     if lines:
         write(lines, estimate_of(path))

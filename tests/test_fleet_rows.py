@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
@@ -125,7 +124,7 @@ def test_an_estimate_without_some_points(
     assert "cifar100 5x800" in printed
     assert "6 fleets at once: goal of 0.75 over all rows" in printed
     assert "in every turn of 2 points" in printed
-    costs = fleet_rows.costs_in(pd.read_csv(path))[6]
+    costs = fleet_rows.costs_in(path)[0][6]
     ours = fleet_rows.costs_for(costs, ("cifar100", 1, 400))
     assert ours
     weights = fleet_rows.weights_of("cifar100", 1, 400)
