@@ -21,7 +21,7 @@ from benchmarks.modules import prepared
 from benchmarks.networks import CASES
 from pseudograd.fleet.modules.crew import Crew
 from pseudograd.fleet.modules.graphs import Slot
-from pseudograd.fleet.modules.loop import precision
+from pseudograd.fleet.precision import precision
 from pseudograd.fleet.trial import Split
 
 SLOTS, EPOCHS, PROFILED = (1, 2, 4, 8), 3, 5
@@ -52,7 +52,7 @@ def replayed(slots: list[Slot], epochs: int, steps: int) -> float:
 
 
 def measured(name: str, compiled: bool) -> Iterator[dict[str, object]]:
-    with precision(CASES[name].precision):
+    with precision(tf32=CASES[name].precision != "float32"):
         slots = list(made(name, max(SLOTS), compiled))
         for count in SLOTS:
             for slot in slots:

@@ -24,9 +24,10 @@ from covering import covering
 from plain_loop import Layers, PlainRun
 from pseudograd.data import Dataset, digits
 from pseudograd.fleet import Fleet, Outcome, Ramp, Split, Stop, Trial, never, parts, randomness
-from pseudograd.fleet.mlp.crew import Crew, _MatmulPrecision
+from pseudograd.fleet.mlp.crew import Crew
 from pseudograd.fleet.mlp.fleet import side_by_side
 from pseudograd.fleet.mlp.stack import Examples, Stack
+from pseudograd.fleet.precision import Precision
 from pseudograd.fleet.splits import held_out
 from trials import a_trial, recipe_of, replace
 
@@ -903,31 +904,33 @@ def test_products_are_as_precise_as_asked_for(
     assert seen == {("train", "highest"), ("evaluate", "highest")}
 
 
-@pytest.mark.parametrize("first", ["high", "highest"])
-def test_concurrent_fleets_use_the_stricter_precision(first: str) -> None:
-    """For any order of starting and finishing."""
-    before = torch.get_float32_matmul_precision()
-    now = torch.get_float32_matmul_precision
-    second = "high" if first == "highest" else "highest"
-    precision = _MatmulPrecision()
+@pytest.mark.parametrize("first", [True, False])
+def test_concurrent_fleets_use_the_stricter_precision(first: bool) -> None:
+    """Of products and convolutions, for any order of starting and finishing."""
+    ambient, names = torch.get_float32_matmul_precision(), {True: "high", False: "highest"}
+
+    def now() -> tuple[str, bool]:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    precision, before = Precision(), now()[1]
     torch.set_float32_matmul_precision("medium")
     try:
-        outer, inner = precision(first), precision(second)
+        outer, inner = precision(tf32=first), precision(tf32=not first)
         with outer:
-            assert now() == first
+            assert now() == (names[first], first)
             with inner:
-                assert now() == "highest"
-            assert now() == first
-        assert now() == "medium"
-        outer, inner = precision(first), precision(second)
+                assert now() == ("highest", False)
+            assert now() == (names[first], first)
+        assert now() == ("medium", before)
+        outer, inner = precision(tf32=first), precision(tf32=not first)
         outer.__enter__()
         inner.__enter__()
         outer.__exit__(None, None, None)
-        assert now() == second
+        assert now() == (names[not first], not first)
         inner.__exit__(None, None, None)
-        assert now() == "medium"
+        assert now() == ("medium", before)
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(ambient)
 
 
 def test_a_precision_of_each_backend_is_left_as_it_was() -> None:

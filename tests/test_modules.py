@@ -502,6 +502,27 @@ def test_a_trial_alone_and_in_company_is_the_same_to_the_last_bit() -> None:
             assert together[one].state is None
 
 
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_a_precision_that_the_program_has_set_does_not_count(precision: str) -> None:
+    """On a CPU "medium" rounds products to bfloat16, but not in the processes of a fleet."""
+    seen: set[str] = set()
+
+    class Seeing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add(torch.get_float32_matmul_precision())
+            return super().forward(x.flatten(1))
+
+    data, ambient = images(), torch.get_float32_matmul_precision()
+    made = training(network=lambda: Seeing(36, 3), epochs=1, precision=precision)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        trained(made, data, trial(made, data))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(ambient)
+    assert seen == {"highest"}
+
+
 @pytest.mark.parametrize("short", [60.0, 0.0], ids=["short", "long"])
 def test_processes_are_started_only_for_long_trials(
     short: float, monkeypatch: pytest.MonkeyPatch

@@ -6,11 +6,10 @@ import contextlib
 import functools
 import importlib.util
 import math
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from pseudograd.data import Dataset
 from pseudograd.fleet import randomness
 from pseudograd.fleet.mlp.stack import Examples, Settings, Stack
+from pseudograd.fleet.precision import precision
 from pseudograd.fleet.ramp import Ramp, k_at
 from pseudograd.fleet.recipe import MLPRecipe
 from pseudograd.fleet.splits import Parts, parts
@@ -142,59 +142,6 @@ def _parts_on(device: torch.device, data: Dataset, stratified: bool, split: Spli
     return Parts(cut.train.to(device), cut.stop.to(device), cut.judge.to(device))
 
 
-class _MatmulPrecision:
-    """Sets PyTorch's global matmul precision; the last fleet to finish restores it.
-
-    If fleets that run at once need different precisions, the strictest applies.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.asked_for: list[str] = []
-        self.restore: Callable[[], None] = lambda: None
-
-    @contextlib.contextmanager
-    def __call__(self, precision: str) -> Iterator[None]:
-        with self.lock:
-            if not self.asked_for:
-                self.restore = _how_to_restore()
-            self.asked_for.append(precision)
-            self._set()
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.asked_for.remove(precision)
-                self._set()
-
-    def _set(self) -> None:
-        if not self.asked_for:
-            self.restore()
-            return
-        strictest = "highest" if "highest" in self.asked_for else "high"
-        torch.set_float32_matmul_precision(strictest)
-
-
-def _how_to_restore() -> Callable[[], None]:
-    """Return a function that sets the matmul precision to what it is now."""
-    with contextlib.suppress(RuntimeError):  # the backends' settings have no common name
-        return functools.partial(
-            torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
-        )
-    flags: Any = torch.backends
-    backends = flags.cuda.matmul, flags.mkldnn.matmul
-    before = [one.fp32_precision for one in backends]
-
-    def restore() -> None:
-        for one, precision in zip(backends, before, strict=True):
-            one.fp32_precision = precision
-
-    return restore
-
-
-_matmul_precision = _MatmulPrecision()
-
-
 class Crew:
     """The slots of one device: the trials in training, and the stack of their networks."""
 
@@ -211,7 +158,7 @@ class Crew:
         data, examples = fleet.data, fleet.examples(recipe, device)
         self.stack = _stack(examples, fleet, recipe, slots)
         on_gpu = device.type == "cuda"
-        self.products = "high" if on_gpu and fleet.precision == "tf32" else "highest"
+        self.tf32 = on_gpu and fleet.precision == "tf32"
         trained = slice(data.train_size)
         weights = None if data.weights is None else data.weights[trained]
         votes = data.labels[trained].bincount(weights)
@@ -223,7 +170,7 @@ class Crew:
             self._fill(pending)
             if not any(self.runs):
                 return
-            with _matmul_precision(self.products), _current(self.device):
+            with precision(tf32=self.tf32), _current(self.device):
                 self._train_an_epoch()
                 outcomes = self._end_trials(self._judge_the_epoch())
             yield from outcomes

@@ -16,9 +16,10 @@ from torch import Tensor
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.feeds import Resident, Streamed, Taker, fits
 from pseudograd.fleet.modules.graphs import Slot, Uncapturable
-from pseudograd.fleet.modules.loop import precision
+from pseudograd.fleet.modules.loop import allows_tf32
 from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.precision import precision
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial
 from pseudograd.words import counted, first_line
@@ -65,7 +66,7 @@ class Crew:
         """Train the pending trials, and yield each outcome when its trial ends."""
         with (
             torch.cuda.device(self.device),
-            precision(self.recipe.precision),
+            precision(tf32=allows_tf32(self.recipe, self.device)),
             ThreadPoolExecutor(1) as self._drawing,
         ):
             torch.cuda.empty_cache()

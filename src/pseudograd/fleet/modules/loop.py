@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from pseudograd.fleet import randomness
 from pseudograd.fleet.modules.examples import Examples, prepared
 from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.precision import precision
 from pseudograd.fleet.ramp import k_at
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts
@@ -161,7 +161,7 @@ def train(
     ks = sensitivities(trial, recipe.epochs * steps)
     seeds = torch.tensor([trial.seed])
     course = Course(trial, recipe)
-    with _deterministic_noise(trial.seed, device), precision(recipe.precision):
+    with _deterministic_noise(trial.seed, device), precision(tf32=allows_tf32(recipe, device)):
         module = training.module(trial.seed).to(device)
         optimizer = training.optimizer(
             module.parameters(), lr=trial.learning_rate, **training.optimizer_settings
@@ -246,7 +246,7 @@ def predict(
     training: Training, module: nn.Module, examples: Examples, rows: Tensor, device: torch.device
 ) -> Tensor:
     """Return class probabilities, shape (rows, classes) or (rows, classes, ...)."""
-    with precision(training.precision):
+    with precision(tf32=allows_tf32(training, device)):
         found = _logits(training, module, examples, rows, device)
         return torch.cat([logits.softmax(1).cpu() for _, logits in found])
 
@@ -274,16 +274,6 @@ def _deterministic_noise(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def precision(name: str) -> Iterator[None]:
-    """Allow or forbid TF32 on GPUs inside the block."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    flags: Any = torch.backends
-    before = flags.cuda.matmul.allow_tf32, flags.cudnn.allow_tf32
-    flags.cuda.matmul.allow_tf32 = flags.cudnn.allow_tf32 = name != "float32"
-    try:
-        yield
-    finally:
-        flags.cuda.matmul.allow_tf32, flags.cudnn.allow_tf32 = before
+def allows_tf32(settings: Training | ModuleRecipe, device: torch.device) -> bool:
+    """Return whether products may be rounded to TF32; on a CPU, that would save no time."""
+    return device.type == "cuda" and settings.precision != "float32"
