@@ -315,6 +315,22 @@ def test_rows_without_a_group_are_groups_of_their_own() -> None:
     assert len(data.groups.unique()) == 13
 
 
+def test_new_entries_of_a_test_file_are_reported() -> None:
+    saved(hue=["red", "blue"] * 20, size=[*"1234"] * 10)
+    rows = [[1, "red", "3", 0], [2, "green", "9", 1], [3, "blue", "n.d.", 0]] + [
+        [1, "red", 2, 0]
+    ] * 9
+    pd.DataFrame(rows, columns=["x", "hue", "size", "y"]).to_csv("b.csv", index=False)
+    told = loaded(test_path="b.csv")[1]
+    assert told == [
+        "!column 'size': 1 of 12 entries are not numbers, such as 'n.d.', and are treated as "
+        "missing",
+        "b.csv: column 'hue': 1 of 12 entries are new, such as 'green', and match none of the "
+        "categories seen in training",
+        "b.csv: numbers outside the range of the training data: 'size' (1 of 12 rows, such as 9)",
+    ]
+
+
 def test_groups_with_a_test_file() -> None:
     saved(patient=["u", "v", "w", "x", "z"] * 8)
     pd.read_csv("a.csv").drop(columns="patient").to_csv("b.csv", index=False)

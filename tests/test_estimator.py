@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -132,6 +133,27 @@ def test_a_frame_may_have_texts_and_gaps() -> None:
         model.predict(new[["colour", "weight"]])
     again = pickle.loads(pickle.dumps(model))
     assert (again.predict_proba(frame) == model.predict_proba(frame)).all()
+
+
+def test_doubtful_columns_of_a_frame_cause_warnings() -> None:
+    frame, labels = pets()
+    frame.loc[:2, "weight"] = -999
+    frame["born"] = [f"{1 + at % 12}/{1 + at % 7}/2020" for at in range(len(frame))]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trained().fit(frame, labels)
+    assert [str(warning.message) for warning in told] == [
+        "column 'weight' has -999, far from all other numbers, which is treated as missing",
+        "column 'born' holds dates that may be read in two ways: they are read as %m/%d/%Y",
+    ]
+
+
+def test_frames_that_cannot_be_used() -> None:
+    frame, labels = pets()
+    with pytest.raises(ValueError, match="column 'toys' of X must hold numbers, texts or dates"):
+        trained().fit(frame.assign(toys=[["ball"]] * len(frame)), labels)
+    with pytest.raises(ValueError, match="X must have at least one row, not 0"):
+        trained().fit(frame[:0], labels[:0])
 
 
 def test_a_frame_of_numbers_with_gaps() -> None:

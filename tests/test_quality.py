@@ -156,6 +156,30 @@ def test_a_test_set_with_one_label_proves_nothing() -> None:
     assert not found.unclear
 
 
+def test_a_column_that_may_give_the_label_away() -> None:
+    def told(*increases: float, wrong: int = 1, majority: int = 90) -> bool:
+        columns = [
+            {"column": name, "increase": more, "spread": 0.0, "log_loss_increase": more}
+            for name, more in zip(("ended", "plan", "fee"), increases, strict=False)
+        ]
+        change: dict[str, Any] = {
+            "model": measured(wrong),
+            "baselines": [baseline("majority", majority, majority, 0, label="no")],
+            "importance": {"columns": columns, "repeats": 5, "rows": 360},
+        }
+        said = "early all of this accuracy comes from column 'ended': if it is known only after"
+        found = f"warning: n{said}" in printed(**change)
+        assert (f"N{said}" in drawn(**change).text) == found
+        return found
+
+    assert told(0.36, 0.001, 0)
+    assert not told(0.36, 0.05, 0)  # other columns matter, too
+    assert not told(0.36, 0.001, 0, wrong=10)  # the model is far from perfect
+    assert not told(0.1, 0, 0)  # other columns replace it
+    assert not told(0.36)  # there is no other column
+    assert not told(0.0, 0.0, wrong=0, majority=0)
+
+
 def test_a_baseline_trained_on_fewer_rows_says_so() -> None:
     thinned = [baseline("gradient boosting", 12, 7, 4, trained_on=1000)]
     said = "gradient boosting was trained on 1,000 of the 1,437 training rows"

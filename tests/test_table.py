@@ -337,13 +337,13 @@ def test_pixels_stay_as_they_are() -> None:
 def test_columns_that_do_not_match(subtests: pytest.Subtests) -> None:
     cases: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = [
         (lambda new: new.drop(columns=["色", "same"]), "missing: '色', 'same'"),
-        (lambda new: new.drop(columns="same").assign(a=1, b=2), "'same'; unknown: 'a', 'b'"),
+        (lambda new: new.drop(columns="same").assign(a=1, b=2), "'same'; not used: 'a', 'b'"),
         (
             lambda new: new.assign(größe="tall"),
             "text where numbers belong: 'größe'; 'größe' has 'tall'",
         ),
         (lambda new: new.assign(色=1, smokes=0), "numbers where text belongs: '色', 'smokes'"),
-        (lambda new: new.rename(columns={"same": "Same"}), "missing: 'same'; unknown: 'Same'"),
+        (lambda new: new.rename(columns={"same": "Same"}), "missing: 'same'; not used: 'Same'"),
         (lambda new: new.assign(größe=pd.Timestamp(0)), "dates where numbers belong: 'größe'"),
         (lambda new: new.assign(größe=1j), "other where numbers belong: 'größe'"),
         (lambda new: new[["same", *new]], "more than one column 'same'"),
@@ -360,7 +360,7 @@ def test_columns_that_do_not_match(subtests: pytest.Subtests) -> None:
 def test_a_file_whose_columns_do_not_match() -> None:
     encoder = Encoder.fit(mixed(), "kind")
     save(mixed(size=[1] * 10).drop(columns=["色", "kind"]), "new.csv")
-    with pytest.raises(ValueError, match=r"\(missing: '色'; unknown: 'size'\)"):
+    with pytest.raises(ValueError, match=r"\(missing: '色'; not used: 'size'\)"):
         encoder.transform(read_frame("new.csv", encoder))
 
 
@@ -491,7 +491,7 @@ def test_bad_arguments_are_refused(subtests: pytest.Subtests) -> None:
         (
             lambda: table(),
             {"numbers": ["x"], "categories": ["x"]},
-            "'numbers' names 'x', and so does 'categories': choose one",
+            "'numbers' names 'x', also named as categories: choose one",
         ),
         # The sizes
         (lambda: text("x,y\n1,0\n2,1\n3,0\n4,1\n5,0\n"), {}, "a.csv leaves 4 examples to train on"),

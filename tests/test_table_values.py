@@ -273,6 +273,21 @@ def test_numbers_that_the_user_names() -> None:
     assert isinstance(loaded(numbers=["w"])[0].columns[1], Numbers)
 
 
+def test_numbers_that_are_none() -> None:
+    saved(w=["yes", "no", "", "yes"] * 10)
+    with pytest.raises(ValueError, match="'numbers' names 'w', which has no numbers, but 'yes': "):
+        loaded(numbers=["w"])
+
+
+def test_numbers_that_are_categories_in_a_frame() -> None:
+    w = pd.Categorical(["1.5", "2.5", "4", "1.5"] * 10)
+    frame = pd.DataFrame({"x": np.arange(40) * 7 % 11, "w": w, "y": [0, 1] * 20})
+    assert isinstance(load_table(frame, "y")[1].columns[1], Categories)
+    column = load_table(frame, "y", numbers=["w"])[1].columns[1]
+    assert isinstance(column, Numbers)
+    assert (column.low, column.high) == (1.5, 4)
+
+
 def test_codes_of_gaps_are_detected(subtests: pytest.Subtests) -> None:
     cases: list[object] = [36, "?"]
     for gap in cases:
@@ -444,6 +459,28 @@ def test_ambiguous_order_of_day_and_month() -> None:
     )
     new = pd.DataFrame({"x": [1], "when": ["2/13/2020"]})
     assert encoder.decode(encoder.transform(new)[0])["when"] == "2020-02-13"
+
+
+@pytest.mark.parametrize(
+    ("format_", "new", "read_as"),
+    [
+        ("%m/%d/%Y", "25/02/2020", "%d/%m/%Y"),
+        ("%Y-%m-%d", "01/02/2020", "%m/%d/%Y"),
+        ("%Y-%m-%d", "25.02.2020", ""),  # only one order is possible
+        ("%m/%d/%Y", "2020-02-01", ""),
+        ("%m/%d/%Y", "02/01/2020 10:30", ""),  # the same order
+    ],
+)
+def test_new_dates_in_another_order(format_: str, new: str, read_as: str) -> None:
+    saved(when=pd.date_range("2019-11-25", periods=40, freq="31D").strftime(format_))
+    encoder, _ = loaded()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        encoder.transform(pd.DataFrame({"x": [1], "when": [new]}))
+    assert [str(warning.message) for warning in told] == [
+        f"column 'when': dates such as {new!r} are read as {read_as}, unlike those of the training "
+        "set: check the order of day and month"
+    ] * bool(read_as)
 
 
 def test_dates_in_several_formats() -> None:

@@ -180,7 +180,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     Path("other.csv").write_text("colour,height\nblack,31\n")
     said = refusal(capsys, "predict", "run", "other.csv")
     assert "missing: 'weight'" in said
-    assert "unknown: 'height'" in said
+    assert "not used: 'height'" in said
 
     Path("run/report.html").unlink()
     assert main(["report", "run"]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -20,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from pseudograd.data import Dataset, Encoder
+from pseudograd.data.columns import named, read_column
 from pseudograd.data.dataset import FOLDS
 from pseudograd.data.features import Scale
 from pseudograd.fleet import Ramp, Trial
@@ -54,7 +56,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     Numbers are scaled by their median and quartiles, and squashed into (-3, 3). Data frames may
     also have categories, strings, dates and missing values, which are encoded as in
-    ``pseudograd tune``.
+    ``pseudograd tune``. No column is left out: drop ids and names first.
 
     Args:
         hidden_layer_sizes: The widths of the hidden layers; a single number for one layer, () for
@@ -168,12 +170,16 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if not weights.all():
             counting = weights > 0
             rows, targets, weights = rows[counting], targets[counting], weights[counting]
+        if not len(rows):
+            raise ValueError("X must have at least one row, not 0")
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             (only,) = self.classes_.tolist()
             raise ValueError(f"y must have two classes or more; there is only one class, {only!r}")
-        self.encoder_ = None if frame is None else _encoder(rows, labels)
-        if self.encoder_ is None:
+        self.encoder_ = None
+        if frame is not None:
+            rows, self.encoder_ = _encoded(rows, labels)
+        else:
             self._scales = [_scale(column, weights) for column in rows.T]
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         data = _dataset(self._features(rows), labels, weights)
@@ -301,12 +307,23 @@ def _as_frame(X: Any) -> Any:
     return pd.DataFrame(X.to_pandas() if hasattr(X, "to_pandas") else X).reset_index(drop=True)
 
 
-def _encoder(frame: Any, labels: NDArray[np.int64]) -> Encoder:
-    """Return the encoder of a data frame."""
+def _encoded(frame: Any, labels: NDArray[np.int64]) -> tuple[Any, Encoder]:
+    """Return a data frame with parsed entries, and its encoder; warn about doubtful columns."""
+    import pandas as pd
+
+    frame = named(frame)
+    readings = {name: read_column(name, frame[name]) for name in frame}
+    for name, reading in readings.items():
+        if reading.kind == "other":
+            raise ValueError(f"column {name!r} of X must hold numbers, texts or dates: drop it")
+        for doubt in reading.doubts:
+            said = re.sub(r" \(--[^)]*\)", "", doubt)  # names an option of the command
+            warnings.warn(f"column {name!r} {said}", stacklevel=3)
+    parsed = pd.DataFrame({name: reading.entries for name, reading in readings.items()})
     target = "y"
-    while target in frame.columns:
+    while target in parsed.columns:
         target += "_"
-    return Encoder.fit(frame.assign(**{target: labels}), target)
+    return parsed, Encoder.fit(parsed.assign(**{target: labels}), target, readings=readings)
 
 
 def _scale(column: NDArray[Any], weights: NDArray[np.float64]) -> Scale:

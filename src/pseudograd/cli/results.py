@@ -88,6 +88,7 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
     import torch
 
     from pseudograd.data import read_rows
+    from pseudograd.data.survey import unlike_training
     from pseudograd.search import Bagging, load_model
 
     if options.network is not None:
@@ -107,7 +108,8 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
     with as_typed():
         frame, kept = read_rows(options.file, encoder, keep)
     probabilities = model.probabilities(torch.from_numpy(encoder.transform(frame)))
-    _tell_entries(frame, encoder)
+    for line in unlike_training(frame, encoder):
+        print(line, file=sys.stderr)
     table = pd.DataFrame(probabilities.numpy(), columns=names)
     labels = [encoder.labels[at] for at in probabilities.argmax(1).tolist()]
     table.insert(0, encoder.target, labels)
@@ -116,26 +118,6 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
         # `float_format` does not round objects.
         table = pd.concat([kept.astype(object), table], axis=1)
     return table
-
-
-def _tell_entries(frame: DataFrame, encoder: Encoder) -> None:
-    """Report entries that the training set does not have."""
-    for name, entries in encoder.unseen(frame).items():
-        print(
-            f"column {name!r}: {len(entries)} of {len(frame)} entries are new, such as "
-            f"{entries.iloc[0]!r}, and match none of the categories seen in training",
-            file=sys.stderr,
-        )
-    if beyond := encoder.beyond(frame):
-        columns = [
-            f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:.10g})"
-            for name, entries in beyond.items()
-        ]
-        more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
-        print(
-            f"numbers outside the range of the training data: {', '.join(columns[:8])}{more}",
-            file=sys.stderr,
-        )
 
 
 def _tell_error(frame: DataFrame, encoder: Encoder, predicted: list[Any]) -> None:

@@ -166,15 +166,21 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
 
     places, texts = distinct(entries)
     gaps = gaps_in(texts, GAPS, choices.codes)
-    if not (gaps.all() or name in choices.categories or entries.dtype == "category"):
+    forced = name in choices.numbers
+    categories = name in choices.categories or (entries.dtype == "category" and not forced)
+    if not (gaps.all() or categories):
         there = [*compress(texts, ~gaps)]
         counts = np.bincount(places[places >= 0], minlength=len(texts))[~gaps]
         # For each entry its place in `there`, -1 if it is missing.
         to = spread(np.where(gaps, -1, np.cumsum(~gaps) - 1), places, -1)
-        forced = name in choices.numbers
         if forced or not any(map(is_code, there)):
             if found := read_numbers(there, counts, comma, forced):
                 values, form = found
+                if np.isnan(values).all():
+                    raise OptionError(
+                        "numbers",
+                        f"names {name!r}, which has no numbers, but {there[0]!r}: leave it out",
+                    )
                 column = pd.Series(spread(values, to, np.nan), entries.index)
                 doubts = _unread(name, there, counts, np.isnan(values))
                 return _read_plain(name, column, choices, form, doubts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -133,7 +134,7 @@ class Encoder:
         complaints = {"missing": [name for name in names if name not in frame.columns]}
         if complaints["missing"]:
             others = [name for name in frame if name not in names and name != self.target]
-            raise _mismatch({**complaints, "unknown": others})
+            raise _mismatch({**complaints, "not used": others})
         if self.pixels is not None:
             out[:] = _pixels(frame[names], self.value_range)
             return out
@@ -162,7 +163,8 @@ class Encoder:
         self, frame: DataFrame, kind: type[Categories] | type[Numbers]
     ) -> dict[str, Series]:
         frame, columns = named(frame), [part for part in self.columns if isinstance(part, kind)]
-        found = {column.name: column.outside(frame[column.name]) for column in columns}
+        with warnings.catch_warnings(action="ignore"):  # `transform` issues the same
+            found = {column.name: column.outside(frame[column.name]) for column in columns}
         return {name: entries for name, entries in found.items() if len(entries)}
 
     @property

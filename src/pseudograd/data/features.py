@@ -6,6 +6,7 @@ Fitted values are plain, so that they can be saved as JSON.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from dataclasses import dataclass
 from itertools import compress
@@ -22,6 +23,7 @@ from pseudograd.data.values import (
     Form,
     distinct,
     gaps_in,
+    is_ambiguous,
     numbers_of_form,
     plain_numbers,
     read_dates,
@@ -379,7 +381,15 @@ class Dates:
     def _read(self, texts: list[str]) -> DatetimeIndex:
         """Return strings as times, in the training set's format unless another fits all of them."""
         if found := read_dates(texts, self.format):
-            return found[0]
+            times, format_ = found
+            before = _orders(self.format)
+            if _orders(format_) - before and (before or is_ambiguous(texts, format_)):
+                warnings.warn(
+                    f"column {self.name!r}: dates such as {texts[0]!r} are read as {format_}, "
+                    "unlike those of the training set: check the order of day and month",
+                    stacklevel=6,
+                )
+            return times
         return times_of(texts, self.format or "ISO8601")
 
     def show(self, features: Features) -> str:
@@ -396,6 +406,11 @@ class Dates:
             day = self._first.normalize() + pd.Timedelta(days=round(float(told.pop("days"))))
             told = {"": day.date().isoformat()} | {k: v for k, v in told.items() if k == "hour"}
         return ", ".join(f"{part} {value}".strip() for part, value in told.items())
+
+
+def _orders(format_: str) -> set[str]:
+    """Return the orders of day and month in a format of dates: "%d%m", "%m%d", both or none."""
+    return {"".join(re.findall("%[dm]", one)) for one in format_.split("|")} & {"%d%m", "%m%d"}
 
 
 def _parts_of(times: DatetimeIndex, first: Any) -> dict[str, NDArray[np.float64]]:

@@ -18,7 +18,7 @@ from pseudograd.words import listed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from pandas import Series
+    from pandas import DataFrame, Series
 
     from pseudograd.data.encoder import Encoder
 
@@ -234,6 +234,25 @@ def _in_order(reading: Reading) -> bool:
 def _differ(reading: Reading) -> float:
     """Return the number of distinct entries divided by the number of entries."""
     return float(reading.entries.nunique() / max(reading.entries.notna().sum(), 1))
+
+
+def unlike_training(frame: DataFrame, encoder: Encoder) -> list[str]:
+    """Return a line for each column with new categories, and one for numbers out of range."""
+    told = [
+        f"column {name!r}: {len(entries)} of {len(frame)} entries are new, such as "
+        f"{entries.iloc[0]!r}, and match none of the categories seen in training"
+        for name, entries in encoder.unseen(frame).items()
+    ]
+    columns = [
+        f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:.10g})"
+        for name, entries in encoder.beyond(frame).items()
+    ]
+    if columns:
+        more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
+        told.append(
+            f"numbers outside the range of the training data: {', '.join(columns[:8])}{more}"
+        )
+    return told
 
 
 def question_target(target: str, places: NDArray[np.intp], labels: list[Any]) -> str | None:

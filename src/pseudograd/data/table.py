@@ -33,7 +33,7 @@ from pseudograd.data.parts import draw, in_both_parts
 from pseudograd.data.readers import READERS, Table
 from pseudograd.data.reading import Source, name_of, read_table
 from pseudograd.data.registry import BENCHMARKS
-from pseudograd.data.survey import Note, Notes, look_over, question_target
+from pseudograd.data.survey import Note, Notes, look_over, question_target, unlike_training
 from pseudograd.data.values import distinct
 from pseudograd.words import counted, listed, nearest
 
@@ -174,6 +174,9 @@ def load_table(
         unknown = np.full(0 if drawn.any() else len(test), -1)
         groups = np.concatenate([groups[~drawn], groups[drawn], unknown])
     data = _dataset(source, train, test, encoder, groups)
+    if test_path is not None:
+        for line in unlike_training(test, encoder):
+            notes.say(f"{test_path}: {line}")
     _note_copies(data, encoder, notes)
     notes.tell(stacklevel=2)
     return data, replace(encoder, notes=notes.plain(encoder))
@@ -227,7 +230,7 @@ def _check_options(
     if target is not None and choices.group == target:
         raise OptionError("group", f"names {target!r}, which is the target: name another column")
     if twice := sorted({*choices.categories} & {*choices.numbers}):
-        raise OptionError("numbers", f"names {listed(twice)}, and so does 'categories': choose one")
+        raise OptionError("numbers", f"names {listed(twice)}, also named as categories: choose one")
 
 
 def _labelled(

@@ -19,6 +19,8 @@ from pseudograd.words import DASH, percent
 Assessment = Mapping[str, Any]
 
 _WEAK = 0.2  # above this error, few suspects are wrong labels (docs/page.md)
+_NEARLY_PERFECT = 0.1  # share of the majority's errors
+_NEARLY_NOTHING = 0.05  # share of another column's importance
 
 
 def assessed(comparison: Comparison, count: int | None = None) -> Assessment:
@@ -70,6 +72,7 @@ class Standing:
         untested: Labels without a test example.
         plain_no_better: Whether the model of k = 1, unlike the chosen one, is no better than the
             majority, and the assessment's comparison, if there is one, is not "noise".
+        leak: The column that nearly all of a nearly perfect model's accuracy comes from.
 
     """
 
@@ -80,6 +83,7 @@ class Standing:
     only_right: tuple[object, ...]
     untested: tuple[object, ...]
     plain_no_better: bool
+    leak: str | None
 
     def those(self, verdict: str) -> list[Mapping[str, Any]]:
         """Return the rivals that the model is "better" than, "level" with or "worse" than."""
@@ -108,7 +112,18 @@ def standing(assessment: Assessment) -> Standing:
             majority and plain and not useless and 0 < majority["error"] <= plain["error"]
         )
         and (assessment["comparison"] or {}).get("kind") != "noise",
+        leak=_leak(assessment, majority["error"] if majority else 0.0),
     )
+
+
+def _leak(assessment: Assessment, majority: float) -> str | None:
+    """Return the column that may give the label away, such as a date of cancellation, or None."""
+    columns = (assessment["importance"] or {"columns": ()})["columns"]
+    if len(columns) < 2 or assessment["model"]["error"] > _NEARLY_PERFECT * majority:
+        return None
+    first, second = columns[0]["increase"], columns[1]["increase"]
+    alone = first > majority / 2 and second < _NEARLY_NOTHING * first
+    return str(columns[0]["column"]) if alone else None
 
 
 def quality_section(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict[str, Any]:
