@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pseudograd.cli.options import as_typed, deadline, numbers, share, typed, whole
 from pseudograd.cli.place import Place
+from pseudograd.cli.results import MIXED
 from pseudograd.cli.telling import tell_found, tell_resumed, told_if_stopped
 from pseudograd.words import raised
 
@@ -342,6 +343,8 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
 
     if options.keep:
         raise ValueError("--keep must be left out: arrays and images have no columns to keep")
+    if options.k == MIXED and not options.ensemble:
+        raise ValueError("--k mixed must be given with --ensemble: it is an ensemble")
     network, image_size = _made_by(options)
     module = load_network(run, network, options.k, ensemble=options.ensemble)
     classes, shapes = list(run.data["labels"]), run.data["shapes"]
