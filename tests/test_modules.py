@@ -921,6 +921,12 @@ class Net(Base):
     def extra(self):
         return 1
 
+class Sized(nn.Linear):
+    scale = SCALES[0]
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
 class Helped(nn.Linear):
     def forward(self, x):
         return super().forward([scaled(one) for one in (x,)][0])
@@ -969,6 +975,7 @@ partly = functools.partial(scaled, by=torch.full((2000,), FACTOR))
 method = instance.__call__
 derived = lambda: Net(2, 2)
 calling = lambda: Helped(2, 2)
+sized = lambda: Sized(2, 2)
 """
 
 
@@ -995,7 +1002,7 @@ def own(factor: float, folder: Path, has_source: bool) -> ModuleType:
     [
         *("wrapped", "helper", "tensor", "a_list", "setting", "closure", "default", "instance"),
         *("partly", "method", "derived", "calling", "a_scalar", "a_set", "a_choice", "in_a_dict"),
-        *("in_a_class", "holding", "held"),
+        *("in_a_class", "holding", "held", "sized"),
     ],
 )
 def test_what_own_code_uses_is_part_of_a_recipe(
@@ -1007,7 +1014,7 @@ def test_what_own_code_uses_is_part_of_a_recipe(
         if has_source:
             monkeypatch.setitem(sys.modules, "own", module)
         function = getattr(module, name)
-        is_network = name in ("derived", "calling", "held")
+        is_network = name in ("derived", "calling", "held", "sized")
         described.append(describe_network(function) if is_network else describe(function))
     # Such as the device, which no code names.
     assert described[0] == described[1] != described[2]
