@@ -365,7 +365,8 @@ def test_tensors_arrays_and_datasets_are_the_same_data() -> None:
     ]
     made = [Examples.of(form, form) for form in forms]
     assert len({one.sha256 for one in made}) == 1
-    assert made[0].notes == ()
+    copies = "20 of 20 test examples are copies of a training example"
+    assert {one.notes for one in made} == {(f"{copies}: the test error may look too low",)}
 
 
 @pytest.mark.filterwarnings("error")
@@ -387,6 +388,18 @@ def test_a_trial_is_short_in_a_message() -> None:
     assert "AdamW" not in told
 
 
+def test_notes_on_labels_to_guess_and_on_copies() -> None:
+    x, y = torch.arange(24.0).reshape(8, 3), torch.tensor([0, 1, 0, 1, 0, 1, 3, -100])
+    copied, other = (x[[1, 2]], y[[1, 2]]), (x[[1, 2]], y[[2, 1]])
+    assert Examples.of((x[:6], y[:6]), (x[6:], y[6:])).notes == (
+        "test has labels that train has not, 3: no network can learn to predict them",
+    )
+    assert Examples.of((x[:6], y[:6]), copied).notes == (
+        "2 of 2 test examples are copies of a training example: the test error may look too low",
+    )
+    assert Examples.of((x[:6], y[:6]), other).notes == ()
+
+
 def test_bytes_are_scaled_to_0_1() -> None:
     seen: list[Tensor] = []
 
@@ -401,7 +414,7 @@ def test_bytes_are_scaled_to_0_1() -> None:
             return out
 
     x = torch.full((20, 4), 255, dtype=torch.uint8)
-    data = Examples.of((x, torch.arange(20) % 2), (x, torch.arange(20) % 2))
+    data = Examples.of((x, torch.arange(20) % 2), (x - 1, torch.arange(20) % 2))
     made = training(network=Seeing, epochs=1)
     trained(made, data, trial(made, data))
     assert all(bool((one == 1).all()) for one in seen)
@@ -929,6 +942,12 @@ class Net(Base):
     def extra(self):
         return 1
 
+class Sized(nn.Linear):
+    scale = SCALES[0]
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
 class Helped(nn.Linear):
     def forward(self, x):
         return super().forward([scaled(one) for one in (x,)][0])
@@ -977,6 +996,7 @@ partly = functools.partial(scaled, by=torch.full((2000,), FACTOR))
 method = instance.__call__
 derived = lambda: Net(2, 2)
 calling = lambda: Helped(2, 2)
+sized = lambda: Sized(2, 2)
 """
 
 
@@ -1003,7 +1023,7 @@ def own(factor: float, folder: Path, has_source: bool) -> ModuleType:
     [
         *("wrapped", "helper", "tensor", "a_list", "setting", "closure", "default", "instance"),
         *("partly", "method", "derived", "calling", "a_scalar", "a_set", "a_choice", "in_a_dict"),
-        *("in_a_class", "holding", "held"),
+        *("in_a_class", "holding", "held", "sized"),
     ],
 )
 def test_what_own_code_uses_is_part_of_a_recipe(
@@ -1015,7 +1035,7 @@ def test_what_own_code_uses_is_part_of_a_recipe(
         if has_source:
             monkeypatch.setitem(sys.modules, "own", module)
         function = getattr(module, name)
-        is_network = name in ("derived", "calling", "held")
+        is_network = name in ("derived", "calling", "held", "sized")
         described.append(describe_network(function) if is_network else describe(function))
     # Such as the device, which no code names.
     assert described[0] == described[1] != described[2]

@@ -12,6 +12,7 @@ import pytest
 
 from pseudograd.cli import main
 from pseudograd.data import Encoder
+from pseudograd.search import Study
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -111,6 +112,17 @@ def test_the_error_is_printed_if_there_are_labels(capsys: pytest.CaptureFixture[
     assert predicted(capsys, "new.csv")[1] == ""
     Path("new.csv").write_text("age,blood\n30,A\n")
     assert predicted(capsys, "new.csv")[1] == ""
+
+
+def test_the_error_on_training_examples_is_named_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("patients.csv").write_text("\n".join(patients()) + "\n")
+    train_size = Study.open("run").data["train_size"]
+    assert predicted(capsys, "patients.csv")[1].splitlines()[1] == (
+        f"the model was trained on {train_size} of these examples, so the error on new ones may be "
+        "higher"
+    )
 
 
 def test_labels_that_training_did_not_have(capsys: pytest.CaptureFixture[str]) -> None:

@@ -685,6 +685,15 @@ def test_values_that_no_training_gives_are_refused() -> None:
         study.tell(TRIAL, error="0.3")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="wrong must hold indices of test examples"):
         study.tell(TRIAL, error=0.3, wrong=[0.5])  # type: ignore[list-item]
+    for mask in ([True, False], torch.tensor([True, False]), np.array([True, False])):
+        with pytest.raises(ValueError, match=r"not booleans: give torch.nonzero\(wrong\)"):
+            study.tell(TRIAL, error=0.3, wrong=mask)
+    with pytest.raises(ValueError, match="wrong must hold the index of a test example once"):
+        study.tell(TRIAL, error=0.3, wrong=[2, 5, 2])
+    with pytest.raises(ValueError, match=r"error must be a fraction .*, not array\(\[0"):
+        study.tell(TRIAL, error=np.array([0.1, 0.2]))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"outcome must be an Outcome, not 0\.3: give error="):
+        study.tell(TRIAL, 0.3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"trial must be one that ask\(\) returned, not 'x'"):
         study.tell("x", error=0.3)  # type: ignore[arg-type]
 

@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -281,6 +282,22 @@ class Late(nn.Module):
         return self.inner(x)
 
 
+class Learning(nn.Module):
+    """Subtracts a running mean that is not in its state_dict."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.inner, self.mean = network(), torch.zeros(6)
+        if buffer:
+            del self.mean
+            self.register_buffer("mean", torch.zeros(6), persistent=False)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.mean.lerp_(x.mean(0), 0.1)
+        return self.inner(x - self.mean)
+
+
 class Counting(nn.Linear):
     """Saves something that is no tensor."""
 
@@ -322,7 +339,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no tensor": (
         {"network": lambda: Wrapped(lambda z: (z, z))},
-        "network must return a tensor of logits, not a tuple",
+        "network must return a tensor of logits, not of the type tuple$",
+    ),
+    "an object with logits": (
+        {"network": lambda: Wrapped(lambda z: SimpleNamespace(logits=z))},
+        "^network must .*, not of the type SimpleNamespace: wrap it in a module that returns its",
+    ),
+    "a dict with logits": (
+        {"network": lambda: Wrapped(lambda z: {"logits": z})},
+        "^network must .*, not of the type dict: wrap it in a module that returns its logits$",
     ),
     "wrong inputs": (
         {"network": lambda: nn.Linear(5, 3)},
@@ -343,6 +368,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a buffer made late": (
         {"network": Late},
         "^network must create all .* before forward, but forward changes center$",
+    ),
+    "a buffer that is not saved": (
+        {"network": lambda: Learning(buffer=True)},
+        "^network must keep what it learns in its state_dict, .* persistent buffers$",
+    ),
+    "an attribute that is not saved": (
+        {"network": lambda: Learning(buffer=False)},
+        "^network must keep what it learns in its state_dict, .* persistent buffers$",
+    ),
+    "noise by NumPy": (
+        {"network": lambda: Wrapped(lambda z: z * np.random.rand())},  # noqa: NPY002
+        "^network must draw random numbers with PyTorch, not with NumPy or Python's random",
     ),
     "no gradient": (
         {"network": lambda: Wrapped(Tensor.detach)},
@@ -452,6 +489,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"class_weights": (1, 2)},
         "class_weights must be one for each of the network's 3 outputs, not 2",
     ),
+    "weights in a dict": (
+        {"class_weights": {0: 1.0, 1: 2.0, 2: 1.0}},
+        r"^class_weights must be a sequence, such as \[\*class_weights.values\(\)\], not a dict$",
+    ),
     "texts as weights": (
         {"class_weights": ("a", "b", "c")},
         r"^class_weights must be finite numbers of at least 0, not \('a', 'b', 'c'\)$",
@@ -503,6 +544,34 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"network": lambda: nn.Sequential(network(), nn.Softmax(1))},
         "network must return logits, but its outputs are probabilities",
     ),
+    "a sigmoid": (
+        {"network": lambda: nn.Sequential(network(), nn.Sigmoid())},
+        "^network must return logits, but ends in a sigmoid: leave it out$",
+    ),
+    "one class": (
+        {"train": (TRAIN[0], torch.full_like(TRAIN[1], 2))},
+        "^train must have labels of two or more classes, but all are 2$",
+    ),
+    "lists of numbers": (
+        {"train": (TRAIN[0].tolist(), TRAIN[1].tolist())},
+        "^train inputs must be tensors or arrays, not lists of numbers: use torch.tensor$",
+    ),
+    "a Dataset of lists": (
+        {"train": Unreadable([0.5] * 6)},
+        "^train inputs must be tensors or arrays, not lists of numbers: use torch.tensor$",
+    ),
+    "sparse inputs": (
+        {"train": (TRAIN[0].to_sparse(), TRAIN[1])},
+        r"^train inputs must be dense tensors, not sparse: use to_dense\(\)$",
+    ),
+    "bytes for an embedding": (
+        {
+            "network": tokens,
+            "train": (TOKENS.byte(), Y[:180]),
+            "test": (TOKENS[:60].byte(), Y[180:]),
+        },
+        r"^network must take a batch .*; bytes \(uint8\) are scaled .* other numbers to int64$",
+    ),
     "fails in evaluation": (
         {"network": lambda: Evaluated(fails=True)},
         r"network fails in evaluation mode \(not today\)",
@@ -521,6 +590,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a column of labels": (
         {"train": (TRAIN[0], TRAIN[1][:, None]), "test": (TEST[0], TEST[1][:, None])},
         r"use labels.squeeze\(1\)",
+    ),
+    "a channel of labels": (
+        {
+            "network": lambda: nn.Conv2d(1, 2, 1),
+            "train": (torch.rand(180, 1, 2, 3), torch.arange(1080).reshape(180, 1, 2, 3) % 2),
+            "test": (torch.rand(60, 1, 2, 3), torch.zeros(60, 1, 2, 3)),
+        },
+        r"^labels must be class indices of the shape \(N, 2, 3\), .*: use labels.squeeze\(1\)$",
     ),
     "an input out of range": (
         {"network": tokens, "train": (TOKENS, Y[:180]), "test": (TOKENS[:60] % 9, Y[180:])},
@@ -546,7 +623,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an array of texts": (
         {"train": (TRAIN[0], np.array(["cat", "dog", "cow"])[TRAIN[1]])},
-        "^train labels must be numbers in tensors or arrays, not ndarray of str96: convert them",
+        "^train labels must be numbers in tensors or arrays, not ndarray of texts: convert them",
     ),
     "texts": (
         {"train": [(torch.zeros(6), name) for name in ("cat", "dog", "cow")]},
@@ -879,6 +956,7 @@ def test_more_outputs_than_labels_are_allowed() -> None:
     ("settings", "sentence"),
     [
         ({"device": "nowhere"}, "device 'nowhere' cannot be used here"),
+        ({"device": "fpga"}, r"^device 'fpga' cannot be used here \([^.]*'aten::[^ ]*' [^.]*\)$"),
         ({"slots": "two"}, "slots must be a whole number above 0, not 'two'"),
         ({"time_limit": -1}, "time_limit must be a number of seconds, not -1"),
     ],

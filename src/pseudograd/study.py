@@ -484,6 +484,8 @@ def _devices(
 
 def _check_several(**arguments: Any) -> None:
     for name, values in arguments.items():
+        if isinstance(values, Mapping):
+            raise ValueError(f"{name} must be a sequence, such as [*{name}.values()], not a dict")
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise ValueError(f"{name} must be several values, such as [{values!r}], not {values!r}")
 

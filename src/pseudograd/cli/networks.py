@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from pseudograd.cli.options import as_typed, deadline, numbers, share, typed, whole
 from pseudograd.cli.place import Place
-from pseudograd.cli.telling import tell_found, tell_resumed, told_if_stopped
+from pseudograd.cli.results import MIXED
+from pseudograd.cli.telling import tell_found, tell_if_trained_on, tell_resumed, told_if_stopped
 from pseudograd.words import raised
 
 if TYPE_CHECKING:
@@ -342,6 +343,8 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
 
     if options.keep:
         raise ValueError("--keep must be left out: arrays and images have no columns to keep")
+    if options.k == MIXED and not options.ensemble:
+        raise ValueError("--k mixed must be given with --ensemble: it is an ensemble")
     network, image_size = _made_by(options)
     module = load_network(run, network, options.k, ensemble=options.ensemble)
     classes, shapes = list(run.data["labels"]), run.data["shapes"]
@@ -364,7 +367,8 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
     table = pd.DataFrame(probabilities.numpy(), columns=[f"p({name})" for name in classes])
     table.insert(0, "label", [classes[at] for at in best])
     table.insert(0, *(("row", rows.tolist()) if new.names is None else ("file", new.names)))
-    _tell_error(new, classes, best)
+    if _tell_error(new, classes, best):
+        tell_if_trained_on(run, options.file, len(best))
     return table
 
 
@@ -402,10 +406,10 @@ def _made_by(options: argparse.Namespace) -> tuple[Callable[..., Any], int | Non
     return imported(called), image_size
 
 
-def _tell_error(new: NewExamples, classes: list[Any], predicted: list[int]) -> None:
-    """Print the error if labels are known."""
+def _tell_error(new: NewExamples, classes: list[Any], predicted: list[int]) -> bool:
+    """Print the error if labels are known; return whether they are."""
     if new.labels is None or new.labels.ndim > 1:
-        return
+        return False
     from pseudograd.words import percent
 
     codes = {str(name): at for at, name in enumerate(classes)}
@@ -413,3 +417,4 @@ def _tell_error(new: NewExamples, classes: list[Any], predicted: list[int]) -> N
     wrong = sum(one != other for one, other in zip(known, predicted, strict=True))
     count = len(known)
     print(f"error {percent(wrong / count)}% ({wrong:,} of {count:,} examples)", file=sys.stderr)
+    return True

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pseudograd.cli.options import add_command, as_typed, file, is_same_file, or_ramp, positive
+from pseudograd.cli.telling import tell_if_trained_on
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -113,15 +114,16 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
     table = pd.DataFrame(probabilities.numpy(), columns=names)
     labels = [encoder.labels[at] for at in probabilities.argmax(1).tolist()]
     table.insert(0, encoder.target, labels)
-    _tell_error(frame, encoder, labels)
+    if count := _tell_error(frame, encoder, labels):
+        tell_if_trained_on(run, options.file, count)
     if kept is not None:
         # `float_format` does not round objects.
         table = pd.concat([kept.astype(object), table], axis=1)
     return table
 
 
-def _tell_error(frame: DataFrame, encoder: Encoder, predicted: list[Any]) -> None:
-    """Print the error on the rows that have a label."""
+def _tell_error(frame: DataFrame, encoder: Encoder, predicted: list[Any]) -> int:
+    """Print the error on the rows that have a label; return how many have."""
     import numpy as np
 
     from pseudograd.data.columns import labels_in, unlabelled
@@ -129,15 +131,15 @@ def _tell_error(frame: DataFrame, encoder: Encoder, predicted: list[Any]) -> Non
     from pseudograd.words import counted, listed, percent
 
     if encoder.target not in frame.columns:
-        return
+        return 0
     known = ~unlabelled(frame[encoder.target])
     if not known.any():
-        return
+        return 0
     try:
         places, found = labels_in(encoder.target, frame[encoder.target][known].infer_objects())
     except ValueError as problem:
         print(f"no error is computed: {problem}", file=sys.stderr)
-        return
+        return 0
     if unseen := [label for label in found if label not in encoder.labels]:
         print(
             f"target {encoder.target!r} has labels that were never seen in training, "
@@ -152,6 +154,7 @@ def _tell_error(frame: DataFrame, encoder: Encoder, predicted: list[Any]) -> Non
     if len(found) > 1 and are_unequal(np.bincount(places)):
         said += f", balanced error {percent(balanced_error(guessed, places))}%"
     print(said, file=sys.stderr)
+    return count
 
 
 def _write(path: Path, text: str) -> None:

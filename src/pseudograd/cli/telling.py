@@ -5,12 +5,24 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pseudograd.cli.options import kept
 
 if TYPE_CHECKING:
     from pseudograd.search import Study
+
+
+def tell_if_trained_on(run: Study, file: str, count: int) -> None:
+    """Report that the error is partly on training examples, if the file is that of the run."""
+    known = run.data
+    if Path(file).name == known["name"] and count == known["train_size"] + known["test_size"]:
+        print(
+            f"the model was trained on {known['train_size']:,} of these examples, so the error "
+            "on new ones may be higher",
+            file=sys.stderr,
+        )
 
 
 def tell_resumed(study: Study) -> None:

@@ -27,7 +27,8 @@ def check_device(device: str | torch.device) -> str:
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as problem:
-        raise ValueError(f"cannot be used here ({first_line(problem)})") from problem
+        reason = first_line(problem).partition(". ")[0]  # PyTorch's messages may be long
+        raise ValueError(f"cannot be used here ({reason})") from problem
     return str(device)
 
 

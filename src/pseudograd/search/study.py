@@ -193,6 +193,8 @@ class Study(Kept):
             raise TypeError(f"trial must be one that ask() returned, not {trial!r}")
         if outcome is None:
             outcome = _outcome(trial, error, cross_entropy, epochs, wrong)
+        if not isinstance(outcome, Outcome):
+            raise TypeError(f"outcome must be an Outcome, not {outcome!r}: give error=... by name")
         if outcome.trial != trial:
             raise ValueError(f"outcome must be that of {trial}, not of {outcome.trial}")
         if not self.protocol.covers(trial):
@@ -389,19 +391,35 @@ def _outcome(
     wrong: Iterable[int] | None,
 ) -> Outcome:
     """Return the outcome of a user's own training, after checking the values."""
-    if not isinstance(error, SupportsFloat) or not 0 <= float(error) <= 1:
+    if not _is_fraction(error):
         raise ValueError(
             f"error must be a fraction in [0, 1], not {error!r}: divide a percentage by 100, and "
             "tell 1 for a training that diverged"
         )
+    given = None if wrong is None else list(wrong)
+    if given and str(getattr(given[0], "dtype", type(given[0]).__name__)).endswith("bool"):
+        raise ValueError(
+            "wrong must hold indices of test examples, not booleans: give torch.nonzero(wrong)"
+        )
     try:
-        mistakes = None if wrong is None else tuple(sorted(map(operator.index, wrong)))
+        mistakes = None if given is None else tuple(sorted(map(operator.index, given)))
     except TypeError as problem:
         raise ValueError("wrong must hold indices of test examples, whole numbers") from problem
     if mistakes and mistakes[0] < 0:
         raise ValueError(f"wrong must hold indices of test examples, not {mistakes[0]}")
+    if mistakes and len(set(mistakes)) < len(mistakes):
+        raise ValueError("wrong must hold the index of a test example once, not several times")
+    assert error is not None
     figures = float(error), 0, float(error), float(cross_entropy), int(epochs)
     return Outcome(trial, *figures, "", (), mistakes)
+
+
+def _is_fraction(value: object) -> bool:
+    """Return whether a value is a number in [0, 1], or a tensor or array of one such number."""
+    try:
+        return isinstance(value, SupportsFloat) and 0 <= float(value) <= 1
+    except (TypeError, ValueError):
+        return False
 
 
 def _untold(count: int) -> RuntimeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ def check_training(training: Training, examples: Examples) -> int:
         made = _shapes(module)
         # A copy, since a network may change its inputs in place.
         inputs = _augmented(training, tuple(one[:size].clone() for one in whole))
+        drawn = random_states()[1:]
         try:
             logits = training.logits(module, inputs)
         except Exception as problem:
@@ -42,8 +44,11 @@ def check_training(training: Training, examples: Examples) -> int:
             raise ValueError(
                 f"network must take a batch of the shape {shapes}, but fails ({_said(problem)})"
                 + ": batch normalization needs a batch_size of 2 or more" * alone
+                + _on_bytes(examples)
             ) from problem
         classes = _classes(logits, labels, training, examples)
+        if random_states()[1:] != drawn:
+            raise _unseeded("network")
         _check_evaluation(training, module, whole, logits, _has_single(training, examples))
         if changed := made.items() ^ _shapes(module).items():
             raise ValueError(
@@ -58,7 +63,8 @@ def check_training(training: Training, examples: Examples) -> int:
         if training.clip is not None:
             _check_clipping(training.clip, module)
         _check_optimizer(training, module)
-        _check_extremes(training, module.eval(), examples)
+        _check_copy(training, module.eval(), whole)
+        _check_extremes(training, module, examples)
     return classes
 
 
@@ -90,6 +96,25 @@ def _check_optimizer(training: Training, module: nn.Module) -> None:
         raise ValueError(
             f"optimizer.step() must work without arguments, but {name} fails ({_said(problem)})"
         ) from problem
+
+
+def _check_copy(training: Training, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Check that the `state_dict` holds all that a step of training has changed."""
+    copy = training.module(0)
+    copy.load_state_dict(module.state_dict())
+
+    def logits_of(one: nn.Module) -> Tensor:
+        with seeded(0), torch.no_grad():
+            return training.logits(one, tuple(each.clone() for each in inputs))
+
+    if not torch.allclose(
+        logits_of(module), logits_of(copy.eval()), rtol=1e-3, atol=1e-5, equal_nan=True
+    ):
+        raise ValueError(
+            "network must keep what it learns in its state_dict, but after a step of training, a "
+            "new network with the same state_dict returns other logits: keep state in parameters "
+            "and persistent buffers"
+        )
 
 
 def _check_clipping(limit: float, module: nn.Module) -> None:
@@ -206,22 +231,37 @@ def _augmented(training: Training, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
     ):
         raise ValueError("augment must return as many inputs and examples as it is given")
     if random_states()[1:] != before:
-        raise ValueError(
-            "augment must draw random numbers with PyTorch, not with NumPy or Python's random: "
-            "trials seed only PyTorch's generators"
-        )
+        raise _unseeded("augment")
     return changed
 
 
-def _classes(logits: Tensor, labels: Tensor, training: Training, examples: Examples) -> int:
+def _unseeded(name: str) -> ValueError:
+    return ValueError(
+        f"{name} must draw random numbers with PyTorch, not with NumPy or Python's random: "
+        "trials seed only PyTorch's generators"
+    )
+
+
+def _on_bytes(examples: Examples) -> str:
+    """Return a hint for networks that do not expect bytes to be scaled."""
+    scaled = any(one.dtype == torch.uint8 for one in examples.batch(torch.arange(1)))
+    return "; bytes (uint8) are scaled to [0, 1]: convert other numbers to int64" * scaled
+
+
+def _classes(logits: Any, labels: Tensor, training: Training, examples: Examples) -> int:
     if not isinstance(logits, Tensor):
-        raise ValueError(f"network must return a tensor of logits, not a {type(logits).__name__}")
-    wanted = labels.shape[1:]
-    if labels.dim() == 2 == logits.dim() and (labels.shape == logits.shape or wanted == (1,)):
-        advice = "squeeze(1)" if wanted == (1,) else "argmax(1)"
+        named = hasattr(logits, "logits") or (isinstance(logits, Mapping) and "logits" in logits)
         raise ValueError(
-            f"labels must be class indices of the shape (N), not {tuple(labels.shape)} for a batch "
-            f"of {len(labels)}: use labels.{advice}"
+            f"network must return a tensor of logits, not of the type {type(logits).__name__}"
+            + ": wrap it in a module that returns its logits" * named
+        )
+    wanted = labels.shape[1:]
+    column = labels.dim() == logits.dim() and wanted == (1, *logits.shape[2:])
+    if column or (labels.dim() == 2 and labels.shape == logits.shape):
+        shape = "(N" + "".join(f", {size}" for size in logits.shape[2:]) + ")"
+        raise ValueError(
+            f"labels must be class indices of the shape {shape}, not {tuple(labels.shape)} for a "
+            f"batch of {len(labels)}: use labels.{'squeeze(1)' if column else 'argmax(1)'}"
         )
     if logits.dim() != labels.dim() + 1 or logits.shape[2:] != wanted:
         shape = "(N, classes" + "".join(f", {size}" for size in wanted) + ")"
@@ -235,6 +275,8 @@ def _classes(logits: Tensor, labels: Tensor, training: Training, examples: Examp
         raise ValueError(
             "network must return logits with a gradient: leave out detach() and torch.no_grad()"
         )
+    if logits.grad_fn is not None and logits.grad_fn.name() == "SigmoidBackward0":
+        raise ValueError("network must return logits, but ends in a sigmoid: leave it out")
     classes = logits.shape[1]
     present = examples.labels.where(examples.labels != training.ignore_index, -1)
     highest = int(present.max())

@@ -23,7 +23,7 @@ from pseudograd.fleet.modules.sources import source as code_of
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
-from pseudograd.words import duration, first_line
+from pseudograd.words import duration, first_line, listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,13 @@ class Examples:
         for part, which in ((first, "train"), (second, "test")):
             if not bool((part.labels != ignore_index).any()):
                 raise ValueError(f"{which} must have labels other than ignore_index")
-        notes = tuple(dict.fromkeys(note for part in both for note in part.notes))
+        known = first.labels.unique()
+        if len(known := known[known != ignore_index]) == 1:
+            raise ValueError(
+                f"train must have labels of two or more classes, but all are {int(known)}"
+            )
+        said = (*first.notes, *second.notes, *_compared(first, second, ignore_index))
+        notes = tuple(dict.fromkeys(said))
         if all(part.inputs for part in both):
             columns = zip(first.inputs, second.inputs, strict=True)
             inputs = tuple(torch.cat([one, other]) for one, other in columns)
@@ -191,11 +197,7 @@ class _Part:
             *inputs, labels = given.tensors
             given = (tuple(inputs), labels)
         if isinstance(given, tuple | list) and len(given) == 2:
-            several = given[0] if isinstance(given[0], tuple | list) else (given[0],)
-            made = cls(
-                tuple(_tensor(one, f"{which} inputs") for one in several),
-                _labels(given[1], which),
-            )
+            made = cls(_inputs(given[0], which), _labels(given[1], which))
         elif (
             hasattr(given, "__getitem__")
             and hasattr(given, "__len__")
@@ -292,6 +294,31 @@ class _Part:
         self.inputs = tuple(one.float() if _is_other_float(one) else one for one in self.inputs)
         if "uint8" in self.types:
             self.notes += ("bytes are divided by 255, as ToTensor does",)
+
+
+def _compared(first: _Part, second: _Part, ignore_index: int) -> Iterator[str]:
+    """Yield remarks on test examples that the training examples make too easy or too hard."""
+    unknown = second.labels[~torch.isin(second.labels, first.labels)].unique()
+    if missing := unknown[unknown != ignore_index].tolist():
+        yield (
+            f"test has labels that train has not, {listed(missing)}: no network can learn to "
+            "predict them"
+        )
+    if first.inputs and second.inputs:
+        known = set(_hashes(first))
+        if count := sum(one in known for one in _hashes(second)):
+            copies = "is a copy" if count == 1 else "are copies"
+            yield (
+                f"{count:,} of {len(second):,} test examples {copies} of a training example: the "
+                "test error may look too low"
+            )
+
+
+def _hashes(part: _Part) -> Iterator[int]:
+    """Yield a hash of the inputs and the labels of each example."""
+    columns = [one.contiguous().numpy() for one in (*part.inputs, part.labels)]
+    for row in zip(*columns, strict=True):
+        yield hash(tuple(one.tobytes() for one in row))
 
 
 def _told(which: str, count: int) -> Iterator[int]:
@@ -399,8 +426,17 @@ def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tens
             + (f" of {len(example)}" if isinstance(example, tuple | list) else "")
         )
     x, y = example
-    inputs = x if isinstance(x, tuple | list) else (x,)
-    return tuple(_tensor(one, f"{which} inputs") for one in inputs), _tensor(y, f"{which} labels")
+    return _inputs(x, which), _tensor(y, f"{which} labels")
+
+
+def _inputs(given: Any, which: str) -> tuple[Tensor, ...]:
+    """Return the inputs, one for each argument of the network."""
+    if isinstance(given, list) and all(isinstance(one, float | int | list) for one in given):
+        raise ValueError(
+            f"{which} inputs must be tensors or arrays, not lists of numbers: use torch.tensor"
+        )
+    several = given if isinstance(given, tuple | list) else (given,)
+    return tuple(_tensor(one, f"{which} inputs") for one in several)
 
 
 def _tensor(given: Any, what: str) -> Tensor:
@@ -410,6 +446,8 @@ def _tensor(given: Any, what: str) -> Tensor:
             "such as torchvision.transforms.PILToTensor()"
         )
     if isinstance(given, Tensor):
+        if given.layout != torch.strided:
+            raise ValueError(f"{what} must be dense tensors, not sparse: use to_dense()")
         return given.detach().cpu()
     try:
         array = np.asarray(given)
@@ -419,7 +457,7 @@ def _tensor(given: Any, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as problem:
         kind = repr(given) if isinstance(given, str) else type(given).__name__
         if isinstance(given, np.ndarray):
-            kind += f" of {given.dtype.name}"  # such as str32
+            kind += " of texts" if given.dtype.kind in "US" else f" of {given.dtype.name}"
         raise ValueError(
             f"{what} must be numbers in tensors or arrays, not {kind}: convert them, labels to "
             "class indices from 0"

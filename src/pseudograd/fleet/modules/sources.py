@@ -78,6 +78,41 @@ def _contains(node: ast.expr, place: tuple[int, int]) -> bool:
     return (node.lineno, node.col_offset) < place < end
 
 
+def _settings(kind: type, code: str) -> set[str]:
+    """Return the attributes of a class that its code computes from names, or does not show."""
+    computed = None
+    with contextlib.suppress(SyntaxError):
+        for node in ast.parse(code).body:
+            if isinstance(node, ast.ClassDef):  # otherwise there is no source, only a name
+                computed = {name for one in node.body for name in _computed_in(one)}
+    shown = {name for name, value in vars(kind).items() if f"= {value!r}" in code}
+    others = {name for name in vars(kind) if not name.startswith("__")} - shown
+    if issubclass(kind, nn.Module):  # may count its calls in an attribute
+        methods = (one for value in vars(kind).values() for one in _functions(value))
+        stored = {name for one in methods for name in _stored(one.__code__)}
+        others = others - stored if computed is None else set()
+    return others | (computed or set())
+
+
+def _computed_in(node: ast.stmt) -> Iterator[str]:
+    """Yield the names that an assignment computes from others."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+        return
+    if any(isinstance(one, ast.Name) for one in ast.walk(node.value)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for one in (one for target in targets for one in ast.walk(target)):
+            if isinstance(one, ast.Name):
+                yield one.id
+
+
+def _stored(code: CodeType) -> Iterator[str]:
+    """Yield the attributes that a function sets."""
+    for inner in _codes(code):
+        for one in dis.get_instructions(inner):
+            if one.opname == "STORE_ATTR":
+                yield one.argval
+
+
 def _compiled(kind: Any) -> str:
     """Return the bytecode of an own function, or the code of an own class's methods; else ""."""
     if not is_own(kind):
@@ -169,11 +204,9 @@ class _Uses:
             code = source(base)
             if id(base) not in self.given:
                 self.found.add(code)
-            counts = issubclass(base, nn.Module)  # it may count its calls in an attribute
+            settings = _settings(base, code)
             for name, value in vars(base).items():
-                if not (counts or name.startswith("__") or f"= {value!r}" in code) and (
-                    is_plain(value) or is_plain_collection(value)
-                ):  # changed after the class was made
+                if name in settings and (is_plain(value) or is_plain_collection(value)):
                     self._note(f"{base.__qualname__}.{name}", value, ())
                 for function in _functions(value):
                     self._follow(function, described=True)  # with the class
