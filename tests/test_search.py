@@ -749,6 +749,18 @@ def test_only_trials_of_the_study_are_told() -> None:
         study.tell(asked, made_up(TRIAL))
 
 
+def test_a_trial_is_told_once(tmp_path: Path) -> None:
+    protocol = Protocol(OwnRecipe("mine"), initial_rate=0.1)
+    for folder in (None, tmp_path / "run"):
+        study = Study(folder, protocol)
+        trial = study.ask()
+        assert trial is not None
+        study.tell(trial, error=0.1)
+        with pytest.raises(ValueError, match=r"^trial must be one without an outcome"):
+            study.tell(trial, error=0.2)
+        assert [outcome.error for outcome in study.ledger.values()] == [0.1]
+
+
 def test_own_training_needs_learning_rates() -> None:
     with pytest.raises(ValueError, match="initial_rate or learning_rates must be given"):
         Protocol(OwnRecipe("mine"))

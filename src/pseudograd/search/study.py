@@ -200,6 +200,8 @@ class Study(Kept):
         if not self.protocol.covers(trial):
             raise ValueError(f"trial must be one that this study asks for, not {trial}")
         if not self._shares:
+            if trial in self.ledger:
+                raise _told(trial)
             self.ledger.append(outcome)
             if self._in_session:
                 self.sessions[-1]["trials"] += 1
@@ -209,6 +211,8 @@ class Study(Kept):
                 if trial in self.ledger:  # the file system lost our lock, and another was faster
                     self._claims.release(trial)
                     return
+            elif trial in self.ledger:
+                raise _told(trial)
             elif not self._claims.take(trial):
                 advice = "tell only trials that this process has asked for"
                 raise BlockingIOError(f"another process is running {trial}: {advice}")
@@ -420,6 +424,10 @@ def _is_fraction(value: object) -> bool:
         return isinstance(value, SupportsFloat) and 0 <= float(value) <= 1
     except (TypeError, ValueError):
         return False
+
+
+def _told(trial: Trial) -> ValueError:
+    return ValueError(f"trial must be one without an outcome, but it was told before: {trial}")
 
 
 def _untold(count: int) -> RuntimeError:
