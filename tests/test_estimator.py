@@ -481,6 +481,7 @@ def test_bad_parameters_are_named(subtests: pytest.Subtests) -> None:
         ("ks", [(0.5, 0), (1, 1e-200)], "None or finite numbers above 0"),
         ("ks", [()], "None or at least one number"),
         ("metric", ["accuracy", None], "one of .'error', 'balanced', 'log-loss'"),
+        ("ensemble", ["no", None], "True or False"),
         ("repetitions", [2.5, "some"], "a whole number"),
         ("repetitions", [0], "1 or more"),
         ("repetitions", [7], "a multiple of 5"),

@@ -532,6 +532,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no repetitions": ({"repetitions": 0}, "^repetitions must be 1 or more"),
     "a misspelt name": ({"epoch": 3}, "a study has no argument 'epoch': did you mean 'epochs'?"),
     "one learning rate": ({"lr": 0.1}, "^lr must be left out: .* so give learning_rates"),
+    "a schedule by epochs": (
+        {"schedule": lambda epoch: 0.1 ** (epoch // 10)},
+        r"^schedule must be .*, not of the epoch, but it returns 1 throughout: .* use 'constant'$",
+    ),
     "a scheduler": (
         {"schedule": torch.optim.lr_scheduler.CosineAnnealingLR},
         "schedule must be a function of progress",

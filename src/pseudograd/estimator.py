@@ -157,6 +157,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """
         if self.metric not in METRICS:
             raise ValueError(f"metric must be one of {METRICS}, not {self.metric!r}")
+        if not isinstance(self.ensemble, bool | np.bool_):
+            raise ValueError(f"ensemble must be True or False, not {self.ensemble!r}")
         self._protocol(100, 0)  # validates the parameters first
         frame = _mixed_frame(X)
         if frame is None:
@@ -436,7 +438,8 @@ def _unless_auto(value: Any) -> Any:
 
 
 def _as_tuple(values: Any) -> Any:
-    return tuple(values) if isinstance(values, Iterable) else values
+    several = isinstance(values, Iterable) and not isinstance(values, str)
+    return tuple(values) if several else values
 
 
 def _checked_device(given: Any) -> torch.device:

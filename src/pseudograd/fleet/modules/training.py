@@ -139,6 +139,11 @@ class Training:
             ) from problem
         if not all(0 <= value < math.inf for value in values):
             raise ValueError("schedule must return finite numbers of at least 0 for [0, 1]")
+        if callable(self.schedule) and len({self.schedule(tenth / 10) for tenth in range(11)}) == 1:
+            raise ValueError(
+                "schedule must be a function of progress in [0, 1], not of the epoch, but it "
+                f"returns {values[0]:g} throughout: for a constant rate use 'constant'"
+            )
         return values
 
     def module(self, seed: int) -> nn.Module:
