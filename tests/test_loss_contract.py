@@ -363,13 +363,14 @@ def test_transposed_matrix_and_strided_labels(rows: tuple[int, int]) -> None:
 @covering(
     target_kind=["index", "probability"],
     reduction=REDUCTIONS,
-    shape=[(0, CLASSES), (0, CLASSES, 3), (2, CLASSES, 0), (2, CLASSES, 5, 0)],
+    shape=[(0, CLASSES), (0, CLASSES, 3), (2, CLASSES, 0), (2, CLASSES, 5, 0), (0, 4, 2, 3, 2, 3)],
     k=["one", "per example"],
     path=PATHS,
 )
 @both_paths
 def test_empty_batch(shape: tuple[int, ...], reduction: str, target_kind: str, k: str) -> None:
-    logits = torch.zeros(shape)
+    # Cut out of a larger tensor, with strides that differ from a new tensor's.
+    logits = torch.zeros([size + 1 for size in shape])[tuple(map(slice, shape))]
     target = (
         torch.zeros(shape)
         if target_kind == "probability"

@@ -392,7 +392,9 @@ def _sizes(
             dimensions.append((size, *(of[other] for of in strides), examples))
             examples *= size
     of_classes = (shape[axis], *(of[axis] for of in strides), 0)
-    return _pack_sizes(*flags, examples, *of_classes, *chain(*_merged(dimensions)))
+    # Without examples, strides are arbitrary and may not merge.
+    merged = _merged(dimensions if examples else [])
+    return _pack_sizes(*flags, examples, *of_classes, *chain(*merged))
 
 
 def _merged(dimensions: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
