@@ -124,7 +124,7 @@ def tunable_binary_cross_entropy_with_logits(
     if isinstance(k, Tensor):
         _check_spreads("k", k, input)
     dtype = loss_dtype(input, target)
-    route = chosen_route(input, target, "auto")
+    route = chosen_route(input, target, "auto", weight, pos_weight, k)
     learns = may_need_gradient(target, route)
     settings = (target, k, weight, pos_weight, reduction)
     # One kernel where there is one.

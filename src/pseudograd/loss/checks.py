@@ -381,6 +381,12 @@ def refuse_class_index(index: int, classes: int, ignore_index: int) -> NoReturn:
     )
 
 
+def is_wrapper(value: object) -> bool:
+    """Return whether this is a tensor that may have no memory: fake, distributed, ..."""
+    kind: Any = type(value)
+    return isinstance(value, Tensor) and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
 def autocast_is_on(tensor: Tensor) -> bool:
     """Return whether autocast converts a tensor; never for float64 or the meta device."""
     if tensor.is_meta or tensor.dtype == torch.float64:

@@ -31,7 +31,7 @@ from pseudograd.loss.autograd import (
     is_batch,
     refuse_forward_mode,
 )
-from pseudograd.loss.checks import refuse_class_index
+from pseudograd.loss.checks import is_wrapper, refuse_class_index
 from pseudograd.rules.checks import check_k
 from pseudograd.rules.paper import Sensitivity
 
@@ -152,10 +152,10 @@ class _Fused(Function):
         if f is None:
             z, *tensors = ctx.saved_tensors  # raises if the graph has been freed
             target, weight, ks = tensors
-            z, several = _readable(z), is_batch(grad)
+            z, unreadable = _readable(z), is_batch(grad) or is_wrapper(grad)
             f, k = _writable(torch.empty_like(z)), ctx.k if ks is None else ks
-            _run(z, f, 1.0 if several else grad, target, k, weight, *ctx.others)
-            f = _times(f, grad, True) if several else f
+            _run(z, f, 1.0 if unreadable else grad, target, k, weight, *ctx.others)
+            f = _times(f, grad, True) if unreadable else f
         else:
             ctx.gradient = f if is_kept else None
             f = _times(f, grad, not is_kept)
