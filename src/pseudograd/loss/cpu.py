@@ -305,7 +305,6 @@ def _run(
     whole = reduction != "none"
     value = None if whole else z.new_empty(_examples(z), dtype=_working(z))
     reduced = torch.empty_like(_ONE_NUMBER[z.dtype]) if whole else None
-    # These references keep the arrays alive until the kernel returns.
     k_of_all, ks = (k, None) if type(k) is float else _one_or_array(k)
     factor_of_all, factors = (factor, None) if type(factor) is float else _one_or_array(factor)
     factors = None if factors is None else factors.double()
@@ -329,6 +328,9 @@ def _run(
     found = kernels()
     assert found is not None
     wrong = found[z.dtype](problem, _parallel(), _threads())
+    # Until here these references keep the arrays alive. Compiled autograd, which runs this function
+    # in pieces, would drop them earlier if nothing followed.
+    del labels, probabilities, weights, ks, factors
     if wrong == _NO_MEMORY:
         raise MemoryError("there is not enough memory for the logits of one example")
     if wrong == _WRONG_K:
