@@ -233,6 +233,19 @@ def test_module_refuses_k_when_made(subtests: pytest.Subtests) -> None:
             TunableCrossEntropyLoss(k=wrong)
 
 
+def test_a_module_does_not_learn_its_k() -> None:
+    learned = torch.nn.Parameter(torch.tensor(0.5))
+    criterion = TunableCrossEntropyLoss(k=1)
+    with pytest.raises(ValueError, match="k must not require a gradient"):
+        TunableCrossEntropyLoss(k=learned)
+    with pytest.raises(ValueError, match="k must not require a gradient"):
+        criterion.k = learned
+    assert criterion.k == 1
+    criterion.k = learned.requires_grad_(False)  # is then a tensor as any other
+    assert criterion.k == 0.5
+    assert not list(criterion.parameters())
+
+
 # Wrong for any logits.
 OF_ITSELF = {
     name: bad

@@ -365,6 +365,18 @@ def test_k_keeps_its_precision_in_a_converted_module(dtype: torch.dtype) -> None
         torch.testing.assert_close(gradient.double(), true, rtol=rtol, atol=1e-12)
 
 
+def test_k_may_change_in_inference_mode() -> None:
+    """As when an evaluation steps a schedule."""
+    logits, target = examples()
+    criterion = TunableCrossEntropyLoss(k=1)
+    with torch.inference_mode():
+        criterion.k = 0.5
+    leaf = logits.clone().requires_grad_()
+    compiled(criterion, "aot_eager")(leaf, target).backward()
+    assert leaf.grad is not None
+    assert_right(len(logits) * leaf.grad, logits, target, 0.5)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_with_everything(backend: str) -> None:
     """Weights, ignored examples, the mean, more dimensions and half types, in one graph."""
