@@ -59,7 +59,12 @@ BAD: dict[str, Bad] = {
     ),
     "one k in a list": Bad(call(k=torch.ones(1)), ValueError, "k", "one value for each example"),
     "k a column": Bad(call(k=torch.ones(3, 1)), ValueError, "k", "shape (3,), not (3, 1)"),
-    "k for each class": Bad(call(k=torch.ones(4)), ValueError, "k", "shape (3,), not (4,)"),
+    "k for each class": Bad(
+        call(k=torch.ones(4)),
+        ValueError,
+        "k",
+        "not (4,); for one value for each class, use class_k",
+    ),
     "k for each image": Bad(
         call(IMAGE, IMAGE_LABELS, k=torch.ones(2)),
         ValueError,

@@ -272,6 +272,8 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
         if k.shape == shape[:1]:  # one for each image, where each pixel is an example
             inner = ", None" * (len(shape) - 1)
             advice = f"; use k[:{inner}].expand{tuple(shape)} to repeat one value per batch element"
+        elif k.dim() == 1:
+            advice = "; for one value for each class, use class_k"
         raise ValueError(
             f"k must be a number or have one value for each example, shape {tuple(shape)}, "
             f"not {tuple(k.shape)}{advice}"
