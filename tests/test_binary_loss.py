@@ -188,6 +188,8 @@ def test_infinite_logits_have_the_limit() -> None:
     z, t = torch.tensor([inf, inf, -inf, -inf]), torch.tensor([1.0, 0.0, 0.0, 1.0])
     assert tunable_bce(z, t, reduction="none", k=0.5).tolist() == [0, inf, 0, inf]
     assert differentiate(partial(summed, k=0.5), z, t).tolist() == [0, 1, 0, -1]
+    no_positives = tunable_bce(z, t, pos_weight=torch.tensor(0.0), reduction="none", k=0.5)
+    assert no_positives.tolist() == [0, inf, 0, 0]
     nan = torch.tensor([math.nan])
     assert differentiate(partial(summed, k=0.5), nan, nan.new_ones(1)).isnan().all()
 

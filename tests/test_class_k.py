@@ -144,6 +144,11 @@ def test_module() -> None:
     converted = criterion.bfloat16()
     assert converted.class_k is not None
     assert torch.equal(converted.class_k, CLASS_K)
+    with torch.device("meta"):
+        without_memory = TunableCrossEntropyLoss(class_k=torch.ones(CLASSES))
+    allocated = without_memory.bfloat16().to_empty(device="cpu").class_k
+    assert allocated is not None
+    assert (allocated.dtype, allocated.device.type) == (torch.float32, "cpu")
     kept = TunableCrossEntropyLoss(class_k=CLASS_K, persistent=True)
     other = TunableCrossEntropyLoss(class_k=torch.ones(CLASSES), persistent=True)
     other.load_state_dict(kept.state_dict())

@@ -59,7 +59,12 @@ BAD: dict[str, Bad] = {
     ),
     "one k in a list": Bad(call(k=torch.ones(1)), ValueError, "k", "one value for each example"),
     "k a column": Bad(call(k=torch.ones(3, 1)), ValueError, "k", "shape (3,), not (3, 1)"),
-    "k for each class": Bad(call(k=torch.ones(4)), ValueError, "k", "shape (3,), not (4,)"),
+    "k for each class": Bad(
+        call(k=torch.ones(4)),
+        ValueError,
+        "k",
+        "not (4,); for one value for each class, use class_k",
+    ),
     "k for each image": Bad(
         call(IMAGE, IMAGE_LABELS, k=torch.ones(2)),
         ValueError,
@@ -231,6 +236,19 @@ def test_module_refuses_k_when_made(subtests: pytest.Subtests) -> None:
         wrong: Any = k
         with subtests.test(k=k), pytest.raises((ValueError, TypeError), match=r"^k "):
             TunableCrossEntropyLoss(k=wrong)
+
+
+def test_a_module_does_not_learn_its_k() -> None:
+    learned = torch.nn.Parameter(torch.tensor(0.5))
+    criterion = TunableCrossEntropyLoss(k=1)
+    with pytest.raises(ValueError, match="k must not require a gradient"):
+        TunableCrossEntropyLoss(k=learned)
+    with pytest.raises(ValueError, match="k must not require a gradient"):
+        criterion.k = learned
+    assert criterion.k == 1
+    criterion.k = learned.requires_grad_(False)  # is then a tensor as any other
+    assert criterion.k == 0.5
+    assert not list(criterion.parameters())
 
 
 # Wrong for any logits.

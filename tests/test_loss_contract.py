@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +21,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
 import reference
 from covering import PATHS, covering
 from covering import rows as covering_rows
 from kernels import needs_kernels
 from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
+from pseudograd import tunable_binary_cross_entropy_with_logits as tunable_bce
 from pseudograd.loss import (
     TunableLinearCrossEntropyLoss,
     modules,
@@ -363,13 +366,14 @@ def test_transposed_matrix_and_strided_labels(rows: tuple[int, int]) -> None:
 @covering(
     target_kind=["index", "probability"],
     reduction=REDUCTIONS,
-    shape=[(0, CLASSES), (0, CLASSES, 3), (2, CLASSES, 0), (2, CLASSES, 5, 0)],
+    shape=[(0, CLASSES), (0, CLASSES, 3), (2, CLASSES, 0), (2, CLASSES, 5, 0), (0, 4, 2, 3, 2, 3)],
     k=["one", "per example"],
     path=PATHS,
 )
 @both_paths
 def test_empty_batch(shape: tuple[int, ...], reduction: str, target_kind: str, k: str) -> None:
-    logits = torch.zeros(shape)
+    # Cut out of a larger tensor, with strides that differ from a new tensor's.
+    logits = torch.zeros([size + 1 for size in shape])[tuple(map(slice, shape))]
     target = (
         torch.zeros(shape)
         if target_kind == "probability"
@@ -692,6 +696,51 @@ def test_wrong_labels_in_a_tensor_subclass_are_refused() -> None:
             loss(logits.as_subclass(Labels), target)
     with pytest.raises(IndexError, match="out of range"):
         tunable_linear_cross_entropy(torch.zeros(2, 4), torch.zeros(3, 4), target)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor around another one, without memory of its own, as in distributed training."""
+
+    content: Tensor
+
+    @staticmethod
+    def __new__(cls, content: Tensor) -> Any:
+        wrapper: Any = torch.Tensor._make_wrapper_subclass(
+            cls, content.shape, strides=content.stride(), dtype=content.dtype
+        )
+        wrapper.content = content
+        return wrapper
+
+    @classmethod  # PyTorch's stub lacks the function
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map_only(Wrapper, lambda wrapper: wrapper.content, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("loss", [tunable_cross_entropy, tunable_bce])
+def test_wrapped_arguments(
+    loss: Callable[..., Tensor], dtype: torch.dtype, subtests: pytest.Subtests
+) -> None:
+    """The kernels would read memory that does not exist."""
+    logits = (2 * torch.eye(3, dtype=dtype)).requires_grad_()
+    numbers = torch.tensor([0.5, 2, 3], dtype=dtype)
+    arguments: dict[str, Any] = {"target": torch.tensor([2, 1, 0]), "weight": numbers, "k": numbers}
+    if loss is tunable_bce:
+        arguments |= {"target": torch.rand(3, 3, dtype=dtype), "pos_weight": numbers}
+    value = loss(logits, reduction="none", **arguments)
+    upstream = torch.rand_like(value)
+    (expected,) = torch.autograd.grad(value, logits, upstream, retain_graph=True)
+    for name, tensor in arguments.items():
+        with subtests.test(name=name):
+            wrapped = loss(logits, reduction="none", **{**arguments, name: Wrapper(tensor)})
+            torch.testing.assert_close(wrapped, value)
+            (found,) = torch.autograd.grad(wrapped, logits, upstream)
+            torch.testing.assert_close(found, expected)
+    (found,) = torch.autograd.grad(value, logits, Wrapper(upstream))
+    torch.testing.assert_close(found, expected)
 
 
 def test_fake_tensors() -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.compiled_autograd import _enable
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch._aot_autograd.utils import make_boxed_compiler, make_boxed_func
 from torch._functorch.compilers import nop
@@ -362,6 +363,18 @@ def test_k_keeps_its_precision_in_a_converted_module(dtype: torch.dtype) -> None
         _, true = reference.loss(logits, target, k, reduction="sum")
         rtol = 2 * torch.finfo(dtype).eps + 1e-12
         torch.testing.assert_close(gradient.double(), true, rtol=rtol, atol=1e-12)
+
+
+def test_k_may_change_in_inference_mode() -> None:
+    """As when an evaluation steps a schedule."""
+    logits, target = examples()
+    criterion = TunableCrossEntropyLoss(k=1)
+    with torch.inference_mode():
+        criterion.k = 0.5
+    leaf = logits.clone().requires_grad_()
+    compiled(criterion, "aot_eager")(leaf, target).backward()
+    assert leaf.grad is not None
+    assert_right(len(logits) * leaf.grad, logits, target, 0.5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -730,6 +743,21 @@ def test_first_derivatives_with_a_graph_are_fine() -> None:
     leaf = logits.requires_grad_()
     (gradient,) = torch.autograd.grad(tunable_loss(leaf, target, 0.5), leaf, create_graph=True)
     assert_right(gradient.detach(), logits.detach(), target, 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_compiled_autograd(dtype: torch.dtype) -> None:
+    """The backward pass of an eager loss, compiled: its temporary arrays must live long enough."""
+    logits, target = examples()
+    leaf = logits.to(dtype).requires_grad_()
+    ks = torch.tensor([0.25, 0.5, 2.0, 4.0], dtype=torch.float16)
+    weight = torch.linspace(0.5, 2, CLASSES)
+    loss = tunable_cross_entropy(leaf, target, weight, k=ks, reduction="none")
+    upstream = torch.linspace(1, 2, len(loss), dtype=dtype)
+    (expected,) = torch.autograd.grad(loss, leaf, upstream, retain_graph=True)
+    with _enable(torch.compile(backend="eager")):
+        loss.backward(upstream)
+    torch.testing.assert_close(leaf.grad, expected)
 
 
 EXPORTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

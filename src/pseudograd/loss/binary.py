@@ -124,7 +124,7 @@ def tunable_binary_cross_entropy_with_logits(
     if isinstance(k, Tensor):
         _check_spreads("k", k, input)
     dtype = loss_dtype(input, target)
-    route = chosen_route(input, target, "auto")
+    route = chosen_route(input, target, "auto", weight, pos_weight, k)
     learns = may_need_gradient(target, route)
     settings = (target, k, weight, pos_weight, reduction)
     # One kernel where there is one.
@@ -186,11 +186,9 @@ class Binary:
         positive, negative = _masses(target)
         if _are_labels(target):
             sign = 1 - 2 * target[..., :1]
-            value = (positive + negative) * F.logsigmoid(-sign * z)
+            value = _times_log(positive + negative, F.logsigmoid(-sign * z))
         else:
-            yes = torch.where(positive == 0, 0, positive * F.logsigmoid(z))
-            no = torch.where(negative == 0, 0, negative * F.logsigmoid(-z))
-            value = yes + no
+            value = _times_log(positive, F.logsigmoid(z)) + _times_log(negative, F.logsigmoid(-z))
         return (-value.squeeze(-1),)
 
     def backward(
@@ -217,6 +215,11 @@ def _are_labels(target: Tensor) -> bool:
     """
     t = target[..., :1]
     return holds_numbers(target) and torch.equal(t * t, t)
+
+
+def _times_log(mass: Tensor, log_p: Tensor) -> Tensor:
+    """Return ``mass`` times ``log_p``, where 0 · log 0 is 0."""
+    return torch.where(mass == 0, 0, mass * log_p)
 
 
 def _masses(target: Tensor) -> tuple[Tensor, Tensor]:

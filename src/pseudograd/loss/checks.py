@@ -272,6 +272,8 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
         if k.shape == shape[:1]:  # one for each image, where each pixel is an example
             inner = ", None" * (len(shape) - 1)
             advice = f"; use k[:{inner}].expand{tuple(shape)} to repeat one value per batch element"
+        elif k.dim() == 1:
+            advice = "; for one value for each class, use class_k"
         raise ValueError(
             f"k must be a number or have one value for each example, shape {tuple(shape)}, "
             f"not {tuple(k.shape)}{advice}"
@@ -379,6 +381,12 @@ def refuse_class_index(index: int, classes: int, ignore_index: int) -> NoReturn:
         f"target holds the class index {index}, which is out of range: there are {classes} classes "
         f"(0 to {classes - 1}), and ignore_index is {ignore_index}"
     )
+
+
+def is_wrapper(value: object) -> bool:
+    """Return whether this is a tensor that may have no memory: fake, distributed, ..."""
+    kind: Any = type(value)
+    return isinstance(value, Tensor) and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def autocast_is_on(tensor: Tensor) -> bool:

@@ -31,7 +31,7 @@ from pseudograd.loss.autograd import (
     is_batch,
     refuse_forward_mode,
 )
-from pseudograd.loss.checks import refuse_class_index
+from pseudograd.loss.checks import is_wrapper, refuse_class_index
 from pseudograd.rules.checks import check_k
 from pseudograd.rules.paper import Sensitivity
 
@@ -152,10 +152,10 @@ class _Fused(Function):
         if f is None:
             z, *tensors = ctx.saved_tensors  # raises if the graph has been freed
             target, weight, ks = tensors
-            z, several = _readable(z), is_batch(grad)
+            z, unreadable = _readable(z), is_batch(grad) or is_wrapper(grad)
             f, k = _writable(torch.empty_like(z)), ctx.k if ks is None else ks
-            _run(z, f, 1.0 if several else grad, target, k, weight, *ctx.others)
-            f = _times(f, grad, True) if several else f
+            _run(z, f, 1.0 if unreadable else grad, target, k, weight, *ctx.others)
+            f = _times(f, grad, True) if unreadable else f
         else:
             ctx.gradient = f if is_kept else None
             f = _times(f, grad, not is_kept)
@@ -305,7 +305,6 @@ def _run(
     whole = reduction != "none"
     value = None if whole else z.new_empty(_examples(z), dtype=_working(z))
     reduced = torch.empty_like(_ONE_NUMBER[z.dtype]) if whole else None
-    # These references keep the arrays alive until the kernel returns.
     k_of_all, ks = (k, None) if type(k) is float else _one_or_array(k)
     factor_of_all, factors = (factor, None) if type(factor) is float else _one_or_array(factor)
     factors = None if factors is None else factors.double()
@@ -329,6 +328,9 @@ def _run(
     found = kernels()
     assert found is not None
     wrong = found[z.dtype](problem, _parallel(), _threads())
+    # Until here these references keep the arrays alive. Compiled autograd, which runs this function
+    # in pieces, would drop them earlier if nothing followed.
+    del labels, probabilities, weights, ks, factors
     if wrong == _NO_MEMORY:
         raise MemoryError("there is not enough memory for the logits of one example")
     if wrong == _WRONG_K:
@@ -392,7 +394,9 @@ def _sizes(
             dimensions.append((size, *(of[other] for of in strides), examples))
             examples *= size
     of_classes = (shape[axis], *(of[axis] for of in strides), 0)
-    return _pack_sizes(*flags, examples, *of_classes, *chain(*_merged(dimensions)))
+    # Without examples, strides are arbitrary and may not merge.
+    merged = _merged(dimensions if examples else [])
+    return _pack_sizes(*flags, examples, *of_classes, *chain(*merged))
 
 
 def _merged(dimensions: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

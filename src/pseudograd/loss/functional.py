@@ -28,6 +28,7 @@ from pseudograd.loss.checks import (
     check_implementation,
     checked_k,
     dtype_without_kernel,
+    is_wrapper,
     name_of_group,
     python_number,
 )
@@ -196,7 +197,8 @@ def _routed_loss(
     implementation: str, process_group: ProcessGroup | None, scaled: ScaledBefore | None,
 ) -> Tensor:  # fmt: skip
     """Return the loss of checked arguments, by the fastest route that supports them."""
-    route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
+    route = chosen_route(input, target, implementation, weight, k)
+    dtype = loss_dtype(input, target)
     soft = target.is_floating_point()
     in_graph = torch.compiler.is_compiling() and implementation != "torch"
     in_graph = in_graph and (route == "triton" or input.is_cpu) and process_group is None
@@ -417,21 +419,29 @@ def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
 # --- which route ----------------------------------------------------------------------------------
 
 
-def chosen_route(input: Tensor, target: Tensor, implementation: str) -> str:
-    """Return the route that computes the loss: "triton", "cpu" or "torch"."""
+def chosen_route(input: Tensor, target: Tensor, implementation: str, *others: object) -> str:
+    """Return the route that computes the loss: "triton", "cpu" or "torch".
+
+    ``others`` are further arguments that the kernels would read, if they are tensors.
+    """
     check_implementation(implementation)
     if implementation == "triton":
         check_for_triton(input, target)
     if implementation != "auto":
         return implementation
     eager = is_eager()
-    plain = type(input) in (Tensor, torch.nn.Parameter)  # neither fake nor distributed
     if _is_for_kernels(input) and dtype_without_kernel(input, target) is None:
-        if not eager or (plain and kernels_run()):
+        if not eager or (_are_plain(input, target, *others) and kernels_run()):
             return "triton"
-    elif input.is_cpu and plain and eager and cpu.kernels() is not None:
+    elif input.is_cpu and eager and cpu.kernels() and _are_plain(input, target, *others):
         return "cpu"
     return "torch"
+
+
+def _are_plain(input: Tensor, *others: object) -> bool:
+    """Return whether kernels can read these tensors: none is fake or distributed."""
+    plain = type(input) in (Tensor, torch.nn.Parameter)
+    return plain and not any(map(is_wrapper, others))
 
 
 def _gpu_rows() -> Callable[..., Tensor]:

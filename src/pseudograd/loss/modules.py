@@ -55,10 +55,17 @@ class TunableModule(nn.Module):
 
     @k.setter
     def k(self, k: Sensitivity) -> None:
-        self._k = checked_k(k, values=True)
+        k = checked_k(k, values=True)
+        self._k = k.detach() if isinstance(k, Tensor) else k  # never a Parameter of the module
         device = torch.device("cpu") if self._k_tensor is None else self._k_tensor.device
         self._k_has_changed = True
         self._k_tensor = None if isinstance(k, Tensor) else _scalar(k, device)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "k":  # `nn.Module` would register a Parameter, and not call the setter
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def _k_for(self, input: Tensor) -> Sensitivity:
         """Return k as a number, or as a tensor while compiling a graph that is to serve every k."""
@@ -147,7 +154,8 @@ class TunableLoss(TunableModule):
             check_factors("class_k", class_k)
             classes, device = class_k.numel(), class_k.device
             check_class_k(class_k, k, classes, device, process_group is not None)
-            check_class_k_values(class_k)
+            if not class_k.is_meta:
+                check_class_k_values(class_k)
         self.register_buffer("class_k", class_k, persistent)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -155,7 +163,10 @@ class TunableLoss(TunableModule):
         before = self.class_k
         super()._apply(fn, recurse)
         if before is not None and self.class_k is not None:
-            self.class_k = before.to(self.class_k.device)
+            device = self.class_k.device
+            self.class_k = (
+                torch.empty_like(before, device=device) if before.is_meta else before.to(device)
+            )
         return self
 
 
@@ -170,8 +181,9 @@ def check_convertible(criterion: object, kind: type[nn.Module]) -> None:
 
 def _scalar(k: float, device: torch.device) -> Tensor:
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    # Not 0-dimensional: the compiler would read the value and compile twice.
-    return torch.tensor([float(k)], dtype=dtype, device=device)
+    with torch.inference_mode(False):  # a schedule may be stepped during an evaluation
+        # Not 0-dimensional: the compiler would read the value and compile twice.
+        return torch.tensor([float(k)], dtype=dtype, device=device)
 
 
 class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pseudograd.loss.autograd import zero_if_ignored
+from pseudograd.loss.checks import is_wrapper
 from pseudograd.rules import paper
 from pseudograd.rules.checks import is_eager
 from pseudograd.rules.framework import Rule, checked
@@ -25,13 +25,10 @@ def by_blocks(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return ``function`` of all rows, computed in blocks if there are many.
 
-    Traced calls are not split, since compilers fuse operations; nor are tensor subclasses with
-    their own ``__torch_dispatch__``, which may be distributed.
+    Traced calls are not split, since compilers fuse operations; nor are distributed tensors.
     """
-    kind: Any = type(z)
-    plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
     rows = max((CPU_BLOCK if z.is_cpu else GPU_BLOCK) // max(z.shape[-1], 1), 1)
-    if not (plain and is_eager() and len(z) > rows):
+    if is_wrapper(z) or not is_eager() or len(z) <= rows:
         return function(z, target, k, *others)
     whole: tuple[Tensor, ...] = ()
     for start in range(0, len(z), rows):
