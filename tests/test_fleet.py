@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -905,14 +906,23 @@ def test_products_are_as_precise_as_asked_for(
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_concurrent_fleets_use_the_stricter_precision(first: bool) -> None:
+def test_concurrent_fleets_use_the_stricter_precision(
+    first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of products and convolutions, for any order of starting and finishing."""
     ambient, names = torch.get_float32_matmul_precision(), {True: "high", False: "highest"}
+    cudnn = SimpleNamespace(
+        allow_tf32=True,
+        conv=SimpleNamespace(fp32_precision="tf32"),
+        rnn=SimpleNamespace(fp32_precision="tf32"),
+    )
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def now() -> tuple[str, bool]:
-        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        return torch.get_float32_matmul_precision(), cudnn.allow_tf32
 
-    precision, before = Precision(), now()[1]
+    precision = Precision()
     torch.set_float32_matmul_precision("medium")
     try:
         outer, inner = precision(tf32=first), precision(tf32=not first)
@@ -921,14 +931,14 @@ def test_concurrent_fleets_use_the_stricter_precision(first: bool) -> None:
             with inner:
                 assert now() == ("highest", False)
             assert now() == (names[first], first)
-        assert now() == ("medium", before)
+        assert now() == ("medium", True)
         outer, inner = precision(tf32=first), precision(tf32=not first)
         outer.__enter__()
         inner.__enter__()
         outer.__exit__(None, None, None)
         assert now() == (names[not first], not first)
         inner.__exit__(None, None, None)
-        assert now() == ("medium", before)
+        assert now() == ("medium", True)
     finally:
         torch.set_float32_matmul_precision(ambient)
 

@@ -53,13 +53,16 @@ class Precision:
             return
         tf32 = all(self._asked_for)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = tf32
+        if torch.cuda.is_available():
+            torch.backends.cudnn.allow_tf32 = tf32
 
 
 def _how_to_restore() -> Callable[[], None]:
     """Return a function that sets the precision to what it is now."""
     flags: Any = torch.backends
-    backends = flags.cuda.matmul, flags.mkldnn.matmul, flags.cudnn.conv, flags.cudnn.rnn
+    backends = [flags.cuda.matmul, flags.mkldnn.matmul]
+    if has_gpu := torch.cuda.is_available():
+        backends += [flags.cudnn.conv, flags.cudnn.rnn]
     before = [one.fp32_precision for one in backends]
     # Settings for all backends at once, kept beside the others. PyTorch refuses to say them if
     # they contradict those.
@@ -68,7 +71,7 @@ def _how_to_restore() -> Callable[[], None]:
         name = torch.get_float32_matmul_precision()
     convolutions: bool | None = None
     with contextlib.suppress(RuntimeError):
-        convolutions = flags.cudnn.allow_tf32
+        convolutions = flags.cudnn.allow_tf32 if has_gpu else None
 
     def restore() -> None:
         if name is not None:
