@@ -590,12 +590,23 @@ def test_an_error_in_a_worker_is_raised_here() -> None:
         outcomes(ModuleFleet(made, data, slots=2), [trial(made, data, k) for k in (0.5, 1)])
 
 
-def test_unpicklable_functions_raise_one_sentence() -> None:
+def test_what_cannot_be_pickled_is_named() -> None:
     lock = threading.Lock()
+
+    def drawn(at: int) -> tuple[Tensor, int]:
+        with lock:
+            return torch.rand(1, 6, 6), at % 3
+
     data, made = images(), training(network=lambda: nn.Linear(36, 3 if lock else 4))
-    with pytest.raises(ValueError, match=r"^the network and .* must be picklable .*lock") as error:
-        outcomes(ModuleFleet(made, data, slots=2), [trial(made, data, k) for k in (0.5, 1)])
-    assert "\n" not in str(error.value)
+    read = Examples.of(Given(180, drawn), Given(60, drawn))
+    for name, examples, its_training in (
+        ("the network and its training", data, made),
+        ("the train or the test Dataset", read, training()),
+    ):
+        trials = [trial(its_training, examples, k) for k in (0.5, 1)]
+        with pytest.raises(ValueError, match=rf"^{name} must be picklable .*lock") as error:
+            outcomes(ModuleFleet(its_training, examples, slots=2), trials)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -262,7 +262,7 @@ class ModuleRunner(_Tasks):
 
     def _packed(self) -> dict[str, Any]:
         examples = self.examples
-        functions = _pickled(self.ray.cloudpickle, (self.training, examples.source))
+        functions = _pickled(self.ray.cloudpickle, self.training, examples.source)
         return {
             "arrays": examples.arrays,
             "functions": functions,
@@ -360,20 +360,23 @@ def _train_modules(trials: list[Trial], data: dict[str, Any], device: str) -> It
         yield outcome
 
 
-def _pickled(cloudpickle: Any, functions: Any) -> bytes:
-    """Pickle functions; modules in the current folder by value, since workers may not have them."""
+def _pickled(cloudpickle: Any, training: Training, source: Any) -> bytes:
+    """Pickle a training and its Datasets.
+
+    Modules in the current folder are pickled by value, since workers may not have them.
+    """
     own = _own_modules()
     try:
         for module in own:
             cloudpickle.register_pickle_by_value(module)
-        found: bytes = cloudpickle.dumps(functions)
+        found: bytes = cloudpickle.dumps((training, source))
         return found
     except Exception:  # a module may hold objects that cannot be pickled, such as a lock
         pass
     finally:
         for module in own:
             cloudpickle.unregister_pickle_by_value(module)
-    return pickled(cloudpickle.dumps, functions)
+    return pickled(cloudpickle.dumps, training, source)
 
 
 def _own_modules() -> list[ModuleType]:

@@ -52,7 +52,7 @@ class Processes:
             from cloudpickle import dumps
 
         self.count = count
-        functions = pickled(dumps, (training, examples.source))
+        functions = pickled(dumps, training, examples.source)
         self._until_closed = contextlib.ExitStack()
         folder = Path(self._until_closed.enter_context(tempfile.TemporaryDirectory()))
         files = [folder / f"{at}.npy" for at in range(len(examples.arrays))]
@@ -128,19 +128,27 @@ class Processes:
         )
 
 
-def pickled(dumps: Callable[[Any], bytes], functions: Any) -> bytes:
-    """Pickle functions for other processes with cloudpickle's ``dumps``.
+def pickled(dumps: Callable[[Any], bytes], training: Training, source: Any) -> bytes:
+    """Pickle what trials need in other processes with cloudpickle's ``dumps``.
+
+    Args:
+        dumps: Pickles any value.
+        training: The network and how it is trained.
+        source: The Datasets that examples are read from; None if there are none.
 
     Raises:
-        ValueError: If they hold something that cannot be pickled.
+        ValueError: If one of them holds something that cannot be pickled.
 
     """
+    name = "the network and its training"
     try:
-        return dumps(functions)
+        dumps(training)
+        name = "the train or the test Dataset"
+        return dumps((training, source))
     except Exception as problem:
         raise ValueError(
-            "the network and its training must be picklable to be sent to other processes "
-            f"({last_line(problem)}): open files and the like inside the functions"
+            f"{name} must be picklable to be sent to other processes ({last_line(problem)}): open "
+            "files and the like where they are used"
         ) from problem
 
 
