@@ -36,6 +36,7 @@ CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 TAG = re.compile("<[^>]+>")
 CODE = re.compile("(<pre.*?</pre>|<code.*?</code>)", re.DOTALL)
 UNBROKEN = re.compile(r"\bk = (?=[¼½⅛\d])")
+OPTION = re.compile(r"<code>(?=--[^<]{1,24}</code>)")
 FENCE = re.compile(r"^```python\n(?=>>>)", re.MULTILINE)
 
 
@@ -68,7 +69,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return a page with CSS classes on table cells, and "k = 1" kept on one line."""
+    """Return a page with CSS classes on table cells and options, and "k = 1" kept on one line."""
 
     def widened(cell: re.Match[str]) -> str:
         attributes, content = cell.groups()
@@ -80,6 +81,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
     parts = CODE.split(CELL.sub(widened, html))
     parts[::2] = [UNBROKEN.sub("k\u00a0=\u00a0", text) for text in parts[::2]]
+    parts[1::2] = [OPTION.sub('<code class="option">', code) for code in parts[1::2]]
     return "".join(parts)
 
 
