@@ -659,6 +659,12 @@ def test_a_schedule_must_give_rates(schedule: Callable[[float], float]) -> None:
         trained(made, data, trial(made, data))
 
 
+def test_a_schedule_may_be_constant() -> None:
+    """Unlike one of epochs, which differs outside [0, 1]."""
+    made = training(schedule=lambda progress: 0.5 + 0 * math.sqrt(1 - progress))
+    assert made.factors(3) == [0.5] * 3
+
+
 def test_groups_of_parameters_keep_their_own_learning_rates() -> None:
     def frozen_bias(parameters: Any, lr: float) -> torch.optim.Optimizer:
         groups = [{"params": [one], "lr": lr * (one.dim() > 1)} for one in parameters]

@@ -534,7 +534,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "one learning rate": ({"lr": 0.1}, "^lr must be left out: .* so give learning_rates"),
     "a schedule by epochs": (
         {"schedule": lambda epoch: 0.1 ** (epoch // 10)},
-        r"^schedule must be .*, not of the epoch, but it returns 1 throughout: .* use 'constant'$",
+        "^schedule must be .*, not of the epoch, but it is always 1 there: multiply progress by",
     ),
     "a scheduler": (
         {"schedule": torch.optim.lr_scheduler.CosineAnnealingLR},
