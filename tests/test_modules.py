@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -850,6 +850,21 @@ class Timed(nn.Linear):
 
 def test_objects_that_differ_in_every_network_are_no_part_of_a_description() -> None:
     assert describe_network(Timed) == describe_network(Timed)
+
+
+def test_what_training_changes_in_a_class_is_no_part_of_a_description() -> None:
+    class Counting(nn.Linear):
+        sizes: ClassVar[list[int]] = list()  # noqa: C408
+        noise = math.pi
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.sizes.append(len(x))
+            type(self).noise *= 0.9
+            return super().forward(x + self.noise)
+
+    before = describe_network(partial(Counting, 4, 3))
+    Counting(4, 3)(torch.rand(2, 4))
+    assert describe_network(partial(Counting, 4, 3)) == before
 
 
 CALLS: list[int] = []
