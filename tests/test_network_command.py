@@ -154,7 +154,8 @@ def test_from_arrays_to_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["row"] for row in rows[:3]] == ["0", "1", "2"]
     assert err.startswith("error ")
     assert err.splitlines()[1] == (
-        "the model was trained on 72 of these examples, so the error on new ones may be higher"
+        "by name and size, this is the data of the search: the model was trained on 72 of these "
+        "examples, so the error on new ones may be higher"
     )
     assert "of 90 examples)" in err
     several = [[[float(row[f"p({at})"]) for at in range(3)] for row in rows]]

@@ -120,8 +120,8 @@ def test_the_error_on_training_examples_is_named_as_such(
     Path("patients.csv").write_text("\n".join(patients()) + "\n")
     train_size = Study.open("run").data["train_size"]
     assert predicted(capsys, "patients.csv")[1].splitlines()[1] == (
-        f"the model was trained on {train_size} of these examples, so the error on new ones may be "
-        "higher"
+        f"by name and size, this is the data of the search: the model was trained on {train_size} "
+        "of these examples, so the error on new ones may be higher"
     )
 
 

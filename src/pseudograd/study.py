@@ -232,6 +232,7 @@ class Study(search.Study):
 
         """
         _check_several(k=k, learning_rates=learning_rates)
+        learning_rates = tuple(learning_rates)
         if not learning_rates:
             raise ValueError("learning_rates must be at least one number, not ()")
         protocol = _protocol(

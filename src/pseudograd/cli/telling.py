@@ -19,8 +19,8 @@ def tell_if_trained_on(run: Study, file: str, count: int) -> None:
     known = run.data
     if Path(file).name == known["name"] and count == known["train_size"] + known["test_size"]:
         print(
-            f"the model was trained on {known['train_size']:,} of these examples, so the error "
-            "on new ones may be higher",
+            "by name and size, this is the data of the search: the model was trained on "
+            f"{known['train_size']:,} of these examples, so the error on new ones may be higher",
             file=sys.stderr,
         )
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,6 +15,9 @@ from pseudograd.data.dataset import FOLDS, Dataset
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.features import Categories
 from pseudograd.words import counted
+
+_BLOCK = 1 << 16  # words that are hashed at once, so that they stay in the cache
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 
 
 def draw(
@@ -96,18 +103,48 @@ def in_both_parts(data: Dataset, encoder: Encoder) -> int:
 
     Examples with a rare category are not counted, since they share a feature with other categories.
     """
-    numbers = data.features.numpy()
+    features, labels, count = data.features.numpy(), data.labels.numpy(), data.train_size
     ends = np.cumsum([column.width for column in encoder.columns])
     rare = [
         end - 1 - column.missing
         for column, end in zip(encoder.columns, ends, strict=True)
         if isinstance(column, Categories) and column.other
     ]
-    known = ~numbers[data.train_size :, rare].any(1)
-    numbers = numbers.view(np.uint32) if numbers.dtype == np.float32 else numbers
+    known = ~features[count:, rare].any(1)
+    test = features[count:][known], labels[count:][known]
+    return count_copies(test, (features[:count], labels[:count]))
+
+
+def count_copies(rows: Sequence[NDArray[Any]], others: Sequence[NDArray[Any]]) -> int:
+    """Return how many rows are among the others, too.
+
+    Args:
+        rows: Arrays whose first dimension is the rows, such as features and labels.
+        others: Arrays of the same types and row shapes, with at least one row.
+
+    Example:
+        >>> x, y = np.array([[1, 2], [3, 4], [5, 6]]), np.array([0, 1, 0])
+        >>> count_copies((x, y), (x[1:], np.array([1, 1])))
+        1
+
+    """
+    hashes, known = _hashes(rows), np.sort(_hashes(others))
+    places = np.searchsorted(known, hashes).clip(max=len(known) - 1)  # faster than `np.isin`
+    return int((known[places] == hashes).sum())
+
+
+def _hashes(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
+    """Return a number for each row; different rows have the same with a probability of 2^-60."""
     random = np.random.default_rng(0)
-    # Equal rows have equal sums; different rows collide with probability 2^-64.
-    sums = data.labels.numpy().astype(np.uint64) * random.integers(2**63, dtype=np.uint64)
-    for column in numbers.T:
-        sums += (column.astype(np.uint64) + 1) * random.integers(2**63, dtype=np.uint64)
-    return int(np.isin(sums[data.train_size :][known], sums[: data.train_size]).sum())
+    hashes = np.zeros(len(arrays[0]), np.uint64)
+    for array in arrays:
+        flat = np.ascontiguousarray(array).reshape(len(array), math.prod(array.shape[1:]))
+        is_whole = flat.shape[1] * flat.itemsize % 4 == 0
+        words: NDArray[Any] = flat.view(np.uint32 if is_whole else np.uint8)
+        factors = random.integers(2**63, size=words.shape[1], dtype=np.uint64)
+        size = max(_BLOCK // max(words.shape[1], 1), 1)
+        for at in range(0, len(words), size):
+            mixed = words[at : at + size].astype(np.uint64) * _ODD
+            mixed ^= mixed >> np.uint64(32)
+            hashes[at : at + size] += mixed @ factors
+    return hashes

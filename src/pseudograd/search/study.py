@@ -400,13 +400,14 @@ def _outcome(
             f"error must be a fraction in [0, 1], not {error!r}: divide a percentage by 100, and "
             "tell 1 for a training that diverged"
         )
-    given = None if wrong is None else list(wrong)
-    if given and str(getattr(given[0], "dtype", type(given[0]).__name__)).endswith("bool"):
-        raise ValueError(
-            "wrong must hold indices of test examples, not booleans: give torch.nonzero(wrong)"
-        )
     try:
-        mistakes = None if given is None else tuple(sorted(map(operator.index, given)))
+        given = [] if wrong is None else [*wrong]
+        if given and str(getattr(given[0], "dtype", type(given[0]).__name__)).endswith("bool"):
+            raise ValueError(
+                "wrong must hold indices of test examples, not booleans: use torch.nonzero or "
+                "numpy.flatnonzero"
+            )
+        mistakes = None if wrong is None else tuple(sorted(map(operator.index, given)))
     except TypeError as problem:
         raise ValueError("wrong must hold indices of test examples, whole numbers") from problem
     if mistakes and mistakes[0] < 0:

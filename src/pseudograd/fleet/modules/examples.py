@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from pseudograd.data.parts import count_copies
 from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.sources import is_own, used
 from pseudograd.fleet.modules.sources import source as code_of
@@ -85,23 +86,21 @@ class Examples:
                 "test must have labels of the same shape per example as train, "
                 f"{tuple(first.labels.shape[1:])}, not {tuple(second.labels.shape[1:])}"
             )
-        labels = torch.cat([part.labels for part in both])
-        counted = labels[labels != ignore_index]
-        if len(counted) and int(counted.min()) < 0:
-            at = "train" if bool((first.labels[first.labels != ignore_index] < 0).any()) else "test"
-            raise ValueError(
-                f"{at} must have labels of at least 0, or ignore_index ({ignore_index}), not "
-                f"{int(counted.min())}"
-            )
-        for part, which in ((first, "train"), (second, "test")):
-            if not bool((part.labels != ignore_index).any()):
+        known, tested = (part.classes - {ignore_index} for part in both)
+        for classes, which in ((known, "train"), (tested, "test")):
+            if not classes:
                 raise ValueError(f"{which} must have labels other than ignore_index")
-        known = first.labels.unique()
-        if len(known := known[known != ignore_index]) == 1:
+            if (lowest := min(classes)) < 0:
+                raise ValueError(
+                    f"{which} must have labels of at least 0, or ignore_index ({ignore_index}), "
+                    f"not {lowest}"
+                )
+        if len(known) == 1:
             raise ValueError(
-                f"train must have labels of two or more classes, but all are {int(known)}"
+                f"train must have labels of two or more classes, but all are {min(known)}"
             )
-        said = (*first.notes, *second.notes, *_compared(first, second, ignore_index))
+        labels = torch.cat([part.labels for part in both])
+        said = (*first.notes, *second.notes, *_compared(first, second, tested - known))
         notes = tuple(dict.fromkeys(said))
         if all(part.inputs for part in both):
             columns = zip(first.inputs, second.inputs, strict=True)
@@ -176,6 +175,7 @@ class Examples:
 
 _READ_AGAIN = 256  # examples read twice, to see whether a Dataset changes between reads
 _FIRST_LINE, _NEXT_LINE = 2.0, 10.0  # seconds until reading reports its progress
+_MOST_CLASSES = 1 << 20  # to count at once
 _HASHED = 16  # examples of a source that go into its hash
 
 
@@ -267,6 +267,21 @@ class _Part:
         return len(self.labels)
 
     @property
+    def arrays(self) -> list[np.ndarray[Any, Any]]:
+        return [tensor.numpy() for tensor in (*self.inputs, self.labels)]
+
+    @property
+    def classes(self) -> set[int]:
+        """All values of the labels."""
+        if not self.labels.numel():
+            return set()
+        low, high = (int(one) for one in self.labels.aminmax())
+        if high - low > _MOST_CLASSES:
+            return {*self.labels.unique().tolist()}
+        counts = (self.labels.flatten() - low).bincount()  # faster than `unique`
+        return {at + low for at in counts.nonzero().flatten().tolist()}
+
+    @property
     def shapes(self) -> list[tuple[int, ...]]:
         return [tuple(one.shape) for one in self[0]]
 
@@ -296,29 +311,20 @@ class _Part:
             self.notes += ("bytes are divided by 255, as ToTensor does",)
 
 
-def _compared(first: _Part, second: _Part, ignore_index: int) -> Iterator[str]:
+def _compared(first: _Part, second: _Part, unknown: set[int]) -> Iterator[str]:
     """Yield remarks on test examples that the training examples make too easy or too hard."""
-    unknown = second.labels[~torch.isin(second.labels, first.labels)].unique()
-    if missing := unknown[unknown != ignore_index].tolist():
+    if unknown:
         yield (
-            f"test has labels that train has not, {listed(missing)}: no network can learn to "
-            "predict them"
+            f"test has labels that train has not, {listed(sorted(unknown))}: no network can learn "
+            "to predict them"
         )
-    if first.inputs and second.inputs:
-        known = set(_hashes(first))
-        if count := sum(one in known for one in _hashes(second)):
-            copies = "is a copy" if count == 1 else "are copies"
-            yield (
-                f"{count:,} of {len(second):,} test examples {copies} of a training example: the "
-                "test error may look too low"
-            )
-
-
-def _hashes(part: _Part) -> Iterator[int]:
-    """Yield a hash of the inputs and the labels of each example."""
-    columns = [one.contiguous().numpy() for one in (*part.inputs, part.labels)]
-    for row in zip(*columns, strict=True):
-        yield hash(tuple(one.tobytes() for one in row))
+    has_both = first.inputs and second.inputs
+    if has_both and (count := count_copies(second.arrays, first.arrays)):
+        copies = "is a copy" if count == 1 else "are copies"
+        yield (
+            f"{count:,} of {len(second):,} test examples {copies} of a training example: the "
+            "test error may look too low"
+        )
 
 
 def _told(which: str, count: int) -> Iterator[int]:

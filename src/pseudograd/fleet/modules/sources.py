@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import contextlib
 import dis
 import enum
@@ -80,25 +81,27 @@ def _contains(node: ast.expr, place: tuple[int, int]) -> bool:
 
 def _settings(kind: type, code: str) -> set[str]:
     """Return the attributes of a class that its code computes from names, or does not show."""
-    computed = None
-    with contextlib.suppress(SyntaxError):
-        for node in ast.parse(code).body:
-            if isinstance(node, ast.ClassDef):  # otherwise there is no source, only a name
-                computed = {name for one in node.body for name in _computed_in(one)}
     shown = {name for name, value in vars(kind).items() if f"= {value!r}" in code}
     others = {name for name in vars(kind) if not name.startswith("__")} - shown
-    if issubclass(kind, nn.Module):  # may count its calls in an attribute
-        methods = (one for value in vars(kind).values() for one in _functions(value))
-        stored = {name for one in methods for name in _stored(one.__code__)}
-        others = others - stored if computed is None else set()
-    return others | (computed or set())
+    found: list[ast.ClassDef] = []
+    with contextlib.suppress(SyntaxError):
+        found = [one for one in ast.parse(code).body if isinstance(one, ast.ClassDef)]
+    has_source = bool(found)  # otherwise there is only a name
+    computed = {name for one in found for part in one.body for name in _computed_in(part)}
+    if not issubclass(kind, nn.Module):
+        return others | computed
+    # A module may count its calls in an attribute.
+    methods = (one for value in vars(kind).values() for one in _functions(value))
+    stored = {name for one in methods for name in _stored(one.__code__)}
+    return (computed if has_source else others) - stored
 
 
 def _computed_in(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that an assignment computes from others."""
+    """Yield the names that an assignment computes from others, built-in ones excepted."""
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return
-    if any(isinstance(one, ast.Name) for one in ast.walk(node.value)):
+    used = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)}
+    if used - {*vars(builtins)}:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for one in (one for target in targets for one in ast.walk(target)):
             if isinstance(one, ast.Name):

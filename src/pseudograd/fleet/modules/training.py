@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -139,10 +140,10 @@ class Training:
             ) from problem
         if not all(0 <= value < math.inf for value in values):
             raise ValueError("schedule must return finite numbers of at least 0 for [0, 1]")
-        if callable(self.schedule) and len({self.schedule(tenth / 10) for tenth in range(11)}) == 1:
+        if callable(self.schedule) and _counts_epochs(self.schedule):
             raise ValueError(
                 "schedule must be a function of progress in [0, 1], not of the epoch, but it "
-                f"returns {values[0]:g} throughout: for a constant rate use 'constant'"
+                f"is always {values[0]:g} there: multiply progress by the number of epochs"
             )
         return values
 
@@ -178,6 +179,14 @@ class Training:
             return inputs
         changed = self.augment(inputs[0] if len(inputs) == 1 else inputs)
         return changed if isinstance(changed, tuple) else (changed,)
+
+
+def _counts_epochs(schedule: Schedule) -> bool:
+    """Return whether a schedule is constant in [0, 1], but changes with the number of epochs."""
+    with contextlib.suppress(Exception):  # outside [0, 1]
+        inside = {float(schedule(tenth / 10)) for tenth in range(11)}
+        return len(inside) == 1 and {float(schedule(10**power)) for power in (1, 2, 3)} != inside
+    return False
 
 
 @functools.cache  # a captured graph cannot copy them from the host
