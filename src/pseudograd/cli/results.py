@@ -89,7 +89,7 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
     import torch
 
     from pseudograd.data import read_rows
-    from pseudograd.data.survey import unlike_training
+    from pseudograd.data.survey import new_categories, out_of_range
     from pseudograd.search import Bagging, load_model
 
     if options.network is not None:
@@ -109,7 +109,7 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
     with as_typed():
         frame, kept = read_rows(options.file, encoder, keep)
     probabilities = model.probabilities(torch.from_numpy(encoder.transform(frame)))
-    for line in unlike_training(frame, encoder):
+    for line in new_categories(frame, encoder) + out_of_range(frame, encoder):
         print(line, file=sys.stderr)
     table = pd.DataFrame(probabilities.numpy(), columns=names)
     labels = [encoder.labels[at] for at in probabilities.argmax(1).tolist()]

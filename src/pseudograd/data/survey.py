@@ -236,23 +236,24 @@ def _differ(reading: Reading) -> float:
     return float(reading.entries.nunique() / max(reading.entries.notna().sum(), 1))
 
 
-def unlike_training(frame: DataFrame, encoder: Encoder) -> list[str]:
-    """Return a line for each column with new categories, and one for numbers out of range."""
-    told = [
+def new_categories(frame: DataFrame, encoder: Encoder) -> list[str]:
+    """Return a line for each column with categories that training did not have."""
+    return [
         f"column {name!r}: {len(entries)} of {len(frame)} entries are new, such as "
         f"{entries.iloc[0]!r}, and match none of the categories seen in training"
         for name, entries in encoder.unseen(frame).items()
     ]
+
+
+def out_of_range(frame: DataFrame, encoder: Encoder) -> list[str]:
+    """Return a line on numbers outside the range of training, if there are any."""
     columns = [
         f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:.10g})"
         for name, entries in encoder.beyond(frame).items()
     ]
-    if columns:
-        more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
-        told.append(
-            f"numbers outside the range of the training data: {', '.join(columns[:8])}{more}"
-        )
-    return told
+    more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
+    told = f"numbers outside the range of the training data: {', '.join(columns[:8])}{more}"
+    return [told] if columns else []
 
 
 def question_target(target: str, places: NDArray[np.intp], labels: list[Any]) -> str | None:

@@ -33,7 +33,7 @@ from pseudograd.data.parts import draw, in_both_parts
 from pseudograd.data.readers import READERS, Table
 from pseudograd.data.reading import Source, name_of, read_table
 from pseudograd.data.registry import BENCHMARKS
-from pseudograd.data.survey import Note, Notes, look_over, question_target, unlike_training
+from pseudograd.data.survey import Note, Notes, look_over, new_categories, question_target
 from pseudograd.data.values import distinct
 from pseudograd.words import counted, listed, nearest
 
@@ -175,7 +175,7 @@ def load_table(
         groups = np.concatenate([groups[~drawn], groups[drawn], unknown])
     data = _dataset(source, train, test, encoder, groups)
     if test_path is not None:
-        for line in unlike_training(test, encoder):
+        for line in new_categories(test, encoder):
             notes.say(f"{test_path}: {line}")
     _note_copies(data, encoder, notes)
     notes.tell(stacklevel=2)
