@@ -598,6 +598,17 @@ def test_networks_that_diverged_are_not_averaged(tmp_path: Path) -> None:
     assert "Combined predictions" not in read(again.report()).text
 
 
+def test_doubts_about_the_data_are_on_the_page(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"k": (1,), "learning_rates": (0.01,), "epochs": 1, "retrainings": 1}
+    test = (torch.cat([X[:2], X[200:240]]), torch.cat([Y[:2], Y[200:240]]))
+    study = studies.Study(
+        Small, (X[:200], Y[:200]), test, folder=tmp_path / "run", validation=0.25, **settings
+    )
+    assert run(study)
+    said = Parsed(study.report().read_text("utf-8")).text
+    assert "2 of 42 test examples are copies of a training example: the test error may look" in said
+
+
 def test_a_study_in_memory_has_a_summary_and_no_page() -> None:
     study = made(None, k=(0.5, 1), retrainings=2, repetitions=2, epochs=1)
     assert run(study)
