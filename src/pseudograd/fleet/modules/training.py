@@ -125,7 +125,12 @@ class Training:
                     f"{tuple(SCHEDULES)}, not {self.schedule!r}"
                 )
             return self.schedule
-        self.factors(10)
+        factors = self.factors(10)
+        if _counts_epochs(self.schedule):
+            raise ValueError(
+                "schedule must be a function of progress in [0, 1], not of the epoch, but it "
+                f"is always {factors[0]:g} there: multiply progress by the number of epochs"
+            )
         return describe(self.schedule)
 
     def factors(self, steps: int) -> list[float]:
@@ -140,11 +145,6 @@ class Training:
             ) from problem
         if not all(0 <= value < math.inf for value in values):
             raise ValueError("schedule must return finite numbers of at least 0 for [0, 1]")
-        if callable(self.schedule) and _counts_epochs(self.schedule):
-            raise ValueError(
-                "schedule must be a function of progress in [0, 1], not of the epoch, but it "
-                f"is always {values[0]:g} there: multiply progress by the number of epochs"
-            )
         return values
 
     def module(self, seed: int) -> nn.Module:
