@@ -465,7 +465,6 @@ def _facts(examples: Examples, classes: list[str | int]) -> dict[str, Any]:
         "labels": classes,
         "pixels": None,
         "target": "label",
-        "notes": {"data": list(examples.notes)},
     }
     if examples.labels.dim() > 1:
         facts["positions"] = examples.labels[0].numel()

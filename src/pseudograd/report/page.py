@@ -97,8 +97,8 @@ def page(
     Args:
         about: How the search was run: command, versions, commit, hardware, devices, started,
             seconds, seed, and data (name, sha256, train_size, test_size, features, classes, labels,
-            pixels, target, notes; for a study of any network also the shapes of its inputs; for one
-            of a user's own training loop nothing).
+            pixels, target; for a study of any network also the shapes of its inputs; for one of a
+            user's own training loop nothing).
         protocol: The protocol of the search.
         ledger: The outcomes so far.
         examples: The training examples with the largest gradients (networks, edges, hardest);
@@ -158,7 +158,6 @@ def page(
         **_curves(protocol, ledger, groups, pairs),
         ensembles=None if comparison else against_plain(assessment),
         column_notes=column_notes(about["data"].get("notes")),
-        remarks=(about["data"].get("notes") or {}).get("data", []),
         **quality_section(assessment, about["data"].get("pixels")),
         **combined_section(assessment, k),
         **_answer(protocol, ledger, chosen, comparison),

@@ -192,6 +192,7 @@ def assess_networks(
         "unit": "example" if examples.labels.dim() == 1 else "label",
         "baselines": [majority],
         "combined": assess_ensembles(ensembles, known, wrong, units),
+        "remarks": list(examples.notes),
     }
 
 
