@@ -133,6 +133,21 @@ def count_copies(rows: Sequence[NDArray[Any]], others: Sequence[NDArray[Any]]) -
     return int((known[places] == hashes).sum())
 
 
+def copies_in_words(count: int, of: int, what: str) -> str:
+    """Return a remark on test rows, or examples, that are among the training ones.
+
+    Example:
+        >>> copies_in_words(1, 40, "row")
+        '1 of 40 test rows is a copy of a training row: the test error may look too low'
+
+    """
+    copies = "is a copy" if count == 1 else "are copies"
+    return (
+        f"{count:,} of {of:,} test {what}s {copies} of a training {what}: the test error may look "
+        "too low"
+    )
+
+
 def _hashes(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
     """Return a number for each row; different rows have the same with a probability of 2^-60."""
     random = np.random.default_rng(0)

@@ -29,7 +29,7 @@ from pseudograd.data.dataset import FOLDS, Dataset, digits
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.features import MOST_CATEGORIES
 from pseudograd.data.memory import FEATURES, check_size
-from pseudograd.data.parts import draw, in_both_parts
+from pseudograd.data.parts import copies_in_words, draw, in_both_parts
 from pseudograd.data.readers import READERS, Table
 from pseudograd.data.reading import Source, name_of, read_table
 from pseudograd.data.registry import BENCHMARKS
@@ -320,11 +320,7 @@ def _dataset(
 def _note_copies(data: Dataset, encoder: Encoder, notes: Notes) -> None:
     if count := in_both_parts(data, encoder):
         notes.rows["test rows that equal a training row"] = count
-        copies = "is a copy" if count == 1 else "are copies"
-        notes.say(
-            f"{count:,} of {data.test_size:,} test rows {copies} of a training row: the test error "
-            "may look too low"
-        )
+        notes.say(copies_in_words(count, data.test_size, "row"))
 
 
 def read_frame(source: Source, encoder: Encoder) -> DataFrame:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from pseudograd.data.parts import count_copies
+from pseudograd.data.parts import copies_in_words, count_copies
 from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.sources import is_own, used
 from pseudograd.fleet.modules.sources import source as code_of
@@ -320,11 +320,7 @@ def _compared(first: _Part, second: _Part, unknown: set[int]) -> Iterator[str]:
         )
     has_both = first.inputs and second.inputs
     if has_both and (count := count_copies(second.arrays, first.arrays)):
-        copies = "is a copy" if count == 1 else "are copies"
-        yield (
-            f"{count:,} of {len(second):,} test examples {copies} of a training example: the "
-            "test error may look too low"
-        )
+        yield copies_in_words(count, len(second), "example")
 
 
 def _told(which: str, count: int) -> Iterator[int]:
