@@ -179,8 +179,13 @@ def _times(f: Tensor, grad: Tensor, in_place: bool) -> Tensor:
         if grad.numel() == 1 and grad.item() == 1:
             return f if in_place else f.clone()
         grad = grad.unsqueeze(1) if 0 < grad.dim() < f.dim() else grad
-        if bool((grad.isfinite() & (grad != 0)).all()):
+        finite, ignored = grad.isfinite(), grad == 0
+        if bool((finite & ~ignored).all()):
             return f.mul_(grad) if in_place else f * grad
+        if bool(finite.all()):
+            product = f.mul_(grad) if in_place else f * grad
+            # Only 0 times NaN or infinity needs the mask, and a sum is much faster than a mask.
+            return product if product.sum().isfinite() else product.masked_fill_(ignored, 0)
     elif 0 < grad.dim() < f.dim():
         grad = grad.unsqueeze(1)
     return torch.where((f == 0) | (grad == 0), 0, f * grad)
