@@ -110,9 +110,11 @@ def report(commands: Commands) -> None:
     )
 
     def run(options: argparse.Namespace) -> None:
-        from beyond.report import documents
+        from beyond.report import documents, not_reported
 
         publish(documents(_folder(options), smoke=options.smoke), options.check)
+        if left := not_reported(_folder(options)):
+            print(f"not in the report: {', '.join(left)}", file=sys.stderr)
 
     parser.set_defaults(run=run)
 

@@ -13,6 +13,7 @@ from typing import Any
 from beyond import PROGRAM, findings, pictures
 from beyond.arrays import SCORES
 from beyond.findings import NOT_RUN, Claim, Compared, Line, Table
+from beyond.questions import experiments
 from beyond.run import SESSIONS
 from paper.figures import Picture
 from pseudograd.fleet import Ramp
@@ -71,6 +72,8 @@ def _found(results: Path, smoke: bool) -> dict[str, Any]:
     sequence_claim = findings.sequence_claim(texts)
     ensemble_claim = findings.ensemble_claim(ensembles)
     suspects_claim = findings.suspects_claim(suspects)
+    found_by = next(iter(suspects_claim.comparisons), "").rpartition(", ")[2]  # a k
+    overall = findings.over_networks(ramps)
     known = situations(noise, clean)
     answers = [
         _answer("recurrent networks and transformers", sequence_claim, "tune k", "k = 1"),
@@ -79,21 +82,28 @@ def _found(results: Path, smoke: bool) -> dict[str, Any]:
             schedule_claims[0],
             f"k = {_winners(ramps)}",
             "a constant k",
-            "against the best constant k",
+            "against the best of k = 1/2, 1 and 2",
+            f"; better in {len(overall['wins'])} of {overall['ramps']} comparisons",
         ),
         _answer(
             "an ensemble",
             ensemble_claim,
             "one network of each k, each scaled by its temperature",
             "networks of k = 1",
-            "mixed k against k = 1",
+            "mixed k against k = 1, scaled",
+            "".join(
+                f"; raw: {one.setting.name} {points(raw)}, {verdict(raw)}"
+                for one in ensembles
+                if (raw := one.compared.get("mixed, raw"))
+            ),
         ),
         _answer(
             "looking for wrong labels",
             suspects_claim,
-            next(iter(suspects_claim.comparisons), "").rpartition(", ")[2],
+            f"{found_by} by self-confidence{_or_margin(suspects, found_by)}",
             "k = 1",
-            "AUROC against k = 1, above 0 is better",
+            "AUROC by self-confidence against k = 1, above 0 is better",
+            "".join(f"; {by_margin(one)}" for one in suspects),
         ),
     ]
     return {
@@ -105,6 +115,7 @@ def _found(results: Path, smoke: bool) -> dict[str, Any]:
         "depth_settings": [one for one in findings.settings_of("1") if len(one.methods) == 1],
         "rates": findings.best_rates(results, smoke=smoke),
         "ramps": ramps,
+        "overall": overall,
         "ensembles": ensembles,
         "suspects": suspects,
         "noise_claims": findings.noise_claims(noise),
@@ -170,8 +181,9 @@ def _rendered(**numbers: Any) -> str:
     )
     environment.filters |= {
         one.__name__: one
-        for one in (percent, points, p_value, verdict, parameter, number, best_ranking)
+        for one in (percent, points, p_value, verdict, parameter, number, best_ranking, unlearned)
     }
+    environment.filters |= {"fraction": fraction, "with_one": findings.with_one}
     template = environment.get_template("BEYOND.md.jinja")
     text = template.render(numbers, program=PROGRAM, SCORES=SCORES)
     return re.sub(r"\n{3,}", "\n\n", text)  # parts may be empty
@@ -193,20 +205,16 @@ _SITUATIONS = (
 
 
 def situations(noise: list[Table], clean: list[Table]) -> list[dict[str, Any]]:
-    """Return the decision table: what to use in which situation, and what to expect.
-
-    Among the methods that are better than cross-entropy it names the one that validation chooses.
-    """
+    """Return the decision table: what to use in which situation, and what to expect."""
     tables = {(one.setting.question, one.setting.name): one for one in (*noise, *clean)}
     rows = []
     for question, name, situation in _SITUATIONS:
         table = tables[question, name]
-        better = [one for one in table.lines if one.against and one.against.verdict == "better"]
         tunable = table.line("tunable")
         rows.append(
             {
                 "situation": situation,
-                "line": min(better, key=lambda one: one.validation, default=None),
+                "lines": table.to_use,
                 "tunable": tunable if tunable and tunable.against else None,
                 "missing": len(table.missing),
                 "methods": len(table.setting.methods),
@@ -216,7 +224,12 @@ def situations(noise: list[Table], clean: list[Table]) -> list[dict[str, Any]]:
 
 
 def _answer(
-    situation: str, claim: Claim, yes: str, no: str, measure: str = "against k = 1"
+    situation: str,
+    claim: Claim,
+    yes: str,
+    no: str,
+    measure: str = "against k = 1",
+    note: str = "",
 ) -> dict[str, str]:
     """Return what to do in a situation, from the verdict on a claim; ``use`` is "" if unknown.
 
@@ -226,6 +239,7 @@ def _answer(
         yes: What to use if the claim holds.
         no: What to use otherwise.
         measure: What the differences of the claim compare.
+        note: What else to know, after the differences.
 
     """
     better = [
@@ -242,13 +256,31 @@ def _answer(
     left = claim.planned - len(claim.comparisons)
     if use and left > 0:
         situation += f" ({left} of {claim.planned} settings not finished)"
-    return {"situation": situation, "use": use, "change": f"{measure}: {change}"}
+    return {"situation": situation, "use": use, "change": f"{measure}: {change}{note}"}
+
+
+def _or_margin(suspects: Sequence[findings.Summed], found_by: str) -> str:
+    """Return the k whose margin is as good, wherever the self-confidence of a k is better."""
+    as_good: set[str] | None = None
+    for one in suspects:
+        k = found_by.removeprefix("k = ")
+        if one.compared and one.compared[k].verdict == findings.BETTER:
+            wanted = one.found[k]["self-confidence"]["auroc"]
+            own = {k for k, scores in one.found.items() if scores["margin"]["auroc"] >= wanted}
+            as_good = own if as_good is None else as_good & own
+    return f" (k = {', '.join(sorted(as_good))} by margin is no worse)" if as_good else ""
 
 
 def _winners(ramps: Sequence[findings.Schedules]) -> str:
     """Return the ramps that beat a constant k somewhere."""
     values = sorted({str(line.value) for one in ramps for line in one.wins})
     return ", ".join(values)
+
+
+def not_reported(results: Path) -> list[str]:
+    """Return the names of studies in a folder that are not in `beyond.questions`."""
+    there = {path.parent.relative_to(results).as_posix() for path in results.rglob("run.json")}
+    return sorted(there - {one.name for one in experiments()})
 
 
 def sessions(results: Path) -> list[dict[str, Any]]:
@@ -321,6 +353,36 @@ def best_ranking(one: findings.Summed) -> str:
     score, k = max(aurocs, key=lambda key: aurocs[key])
     plain = f", with k = 1 {percent(aurocs[score, '1'])}%" if k != "1" else ""
     return f"{one.setting.name} by {score} with k = {k}, {percent(aurocs[score, k])}%{plain}"
+
+
+def by_margin(one: findings.Summed) -> str:
+    """Return the highest AUROC by self-confidence and by margin; they are not tested."""
+    best = [
+        f"{percent(found[k])}% by {score} (k = {k})"
+        for score in SCORES[:2]
+        if (found := {k: scores[score]["auroc"] for k, scores in one.found.items()})
+        if (k := max(found, key=found.__getitem__))
+    ]
+    return f"{one.setting.name}: at best {' and '.join(best)}"
+
+
+def unlearned(tables: Sequence[Table], name: str) -> str:
+    """Return the values of a method that never learned, with their validation errors."""
+    lines = {table.setting.name: line for table in tables if (line := table.line(name))}
+    found = {where: line.unlearned for where, line in lines.items() if line.unlearned}
+    if not found:
+        return ""
+    method = next(iter(lines.values())).method
+    values = list(dict.fromkeys(value for some in found.values() for value in some))
+    errors = ", ".join(
+        f"{percent(min(all_of), 0)} to {percent(max(all_of), 0)}% on {where}"
+        for where, some in found.items()
+        if (all_of := [error for errors in some.values() for error in errors])
+    )
+    return (
+        f"{len(values)} of its {len(method.values)} values, {method.parameter} ="
+        f" {' and '.join(map(fraction, values))} (validation errors of {errors})"
+    )
 
 
 def number(value: float | None, digits: int = 3) -> str:

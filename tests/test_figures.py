@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
+import paper.findings
 from paper.cli import FLEETS_ON_A_GPU
+from paper.rows import experiments, rows
+from paper.verdicts import readings
+from pseudograd.search import paired_difference
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -64,6 +70,7 @@ CPU_ROWS = [row for row in rows_of_tables("docs/speed.md") if CPU.fullmatch(row[
 GPU_ROWS = [row for row in rows_of_tables("docs/speed.md") if re.match(r"b?float\d+ \d", row[0])]
 README_ROWS = [row for row in rows_of_tables("README.md") if re.match("2 CPU cores|H200", row[0])]
 CLASSIFIERS = {
+    "scikit-learn MLP of 32 units, tuned (85 tables)": "MLP of 32, tuned",
     "LogisticRegression, C tuned": "logistic, tuned",
     "RandomForest, 300 trees": "forest",
     "HistGradientBoosting": "boosting",
@@ -119,9 +126,11 @@ def test_accuracy_on_tables() -> None:
     ours = methods["pseudograd"]
     assert rows["**`TunableMLPClassifier`**"][1:4] == [ours[2], ours[3], ours[7]]
     for name, method in CLASSIFIERS.items():
-        line = methods[method]
+        line = [cell.replace(" against ", ", ours ").replace("-", "−") for cell in methods[method]]
         better, _, worse = line[5].split(" / ")  # from the peer's side
-        assert rows[name][1:] == [line[2], line[3], line[7], f"{worse} / {better}"]
+        assert rows[name][1:] == [line[2], line[3] or "–", line[7], f"{worse} / {better}", line[4]]
+        (tables,) = re.findall(r"\((\d+) tables\)", name) or ["87"]
+        assert line[1] == tables
 
 
 def test_accuracy_where_slower_methods_ran() -> None:
@@ -146,6 +155,74 @@ def test_when_k_helps() -> None:
         assert re.search(pattern, text), row
 
 
+def test_the_rows_of_fully_connected_networks() -> None:
+    """Intervals over data sets, selected k, and the validation errors of one network."""
+    found = paper.findings.read(experiments(rows("all")), ROOT / "paper/results")
+    points = readings(found)[0].points
+    readme, page = (
+        " ".join((ROOT / name).read_text("utf-8").split())
+        for name in ("README.md", "docs/when-k-helps.md")
+    )
+    for depth, start in (("1", "one"), ("3", ""), ("5", "five"), ("all", "")):
+        means: dict[str, dict[int, list[float]]] = {}
+        for point in points:
+            if depth in ("all", str(point.row.hidden_layers)):
+                network = 10_000 * point.row.hidden_layers + point.row.width
+                means.setdefault(point.row.data, {}).setdefault(network, []).append(point.error)
+        changes = [mean(map(mean, networks.values())) for networks in means.values()]
+        assert len(changes) == 4
+        over = paired_difference(changes, [0.0] * 4)
+        interval = f"{over.low:+.2f} to {over.high:+.2f}".replace("-", "−")
+        assert re.search(rf"\| {depth} \|[^|]*\|[^|]*\|[^|]*\| {re.escape(interval)} \|", page)
+        networks = sum(map(len, means.values()))
+        if start:
+            words = rf"{start} hidden layers? \|[^|]*\| [^|]*over {networks} architectures; "
+            assert re.search(rf"{words}over 4 data sets, {re.escape(interval)} \|", readme)
+    shallow = Counter(point.k for point in points if point.row.hidden_layers == 1)
+    assert [shallow[k] for k in (1 / 8, 1 / 16, 1 / 4, 1 / 2, 1, 2, 4)] == [10, 9, 5, 4, 3, 1, 1]
+    assert "⅛ in 10 experiments, 1/16 in 9, ¼ in 5, ½ in 4, 1 in 3, and 2 and 4 in one" in page
+    assert "which 31 of 33 experiments select among 1/16 to 4" in readme
+    deep = [point for point in points if point.row.hidden_layers == 5]
+    assert [point.row.data == "mnist" for point in deep] == [point.k <= 1 for point in deep]
+    (one,) = (
+        each for each in found.finished
+        if each.experiment.row.name == "cifar10 1x800 m0.5" and each.experiment.activation == "relu"
+    )  # fmt: skip
+    errors = {cell.k: f"{100 * cell.error:.2f}%" for cell in one.result.best_of_each_k}
+    low = sorted(errors[k] for k in (1 / 4, 1 / 8, 1 / 16))
+    assert (
+        f"{low[0].strip('%')} to {low[-1]}, k = ½ has {errors[0.5]} and k = 1 {errors[1]}" in page
+    )
+
+
+def test_other_figures_of_the_studies_beyond_the_paper() -> None:
+    readme, page, beyond = (
+        " ".join((ROOT / name).read_text("utf-8").split())
+        for name in ("README.md", "docs/when-k-helps.md", "BEYOND.md")
+    )
+    table = (ROOT / "BEYOND.md").read_text("utf-8").split("<summary>cifar10-symmetric-40<")[1]
+    lines = {line.split(" | ")[0]: line.split(" | ") for line in table.splitlines()}
+    plain, half = lines["| cross-entropy"], lines["| tunable (the paper’s)"]
+    assert half[1] == "k = 1/2"
+    assert f"k = ½ has {half[8]} against {plain[8]}" in readme
+    assert f"cross-entropy of {half[8]} and an ECE of {half[9]}%" in page
+    assert f"k = 1 of {plain[8]} and {plain[9]}%" in page
+    for quoted in ("0.017 |", "p = 0.080", "better in 1 of 24 comparisons"):
+        assert quoted in beyond
+    assert "with p = 0.017 corrected for the six on its network, and 0.080 for all 24" in page
+    assert "95.11% by self-confidence (k = 0.5) and 95.41% by margin (k = 2)" in beyond
+    assert "with k = 1 95.17%" in beyond
+    assert all(f"{quoted}%" in page for quoted in ("95.11", "95.17", "95.41"))
+    row = next(row for row in rows_of_tables("BEYOND.md") if "40% of the labels wrong" in row[0])
+    first, second, *others = row[1].removeprefix("one of these: ").split("; ")
+    assert (first[:9], second) == ("symmetric", "tunable, smoothing 0.2, k = 1/4")
+    assert len(others) == 5
+    assert "label smoothing with k = ¼, or one of five others" in readme
+    chosen = re.findall(r"\d+ rates[^()]*\((\d\d\.\d\d)%\)[^;.]*k = ([\d/]+)", beyond)
+    assert chosen == [("43.34", "1"), ("43.80", "2"), ("47.42", "1"), ("48.10", "1/2")]
+    assert "with the 3 rates of each other k, it would choose ½ and 2" in page
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/when-k-helps.md"])
 def test_differences_are_those_of_the_studies(document: str) -> None:
     text = " ".join((ROOT / document).read_text("utf-8").split())
@@ -161,10 +238,21 @@ def test_human_and_random_noise_are_not_confused() -> None:
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
     beyond = (ROOT / "BEYOND.md").read_text("utf-8")
     for setting, words in (
-        ("cifar10-worst", {"smoothing": "label smoothing", "k": "tunable (the paper’s)"}),
+        (
+            "cifar10-worst",
+            {
+                "smoothing": "label smoothing",
+                "symmetric": "symmetric cross-entropy",
+                "alone": "tunable (the paper’s)",
+            },
+        ),
         (
             "cifar10-symmetric-40",
-            {"both": "tunable, smoothing 0.2", "alone": "tunable (the paper’s)"},
+            {
+                "both": "tunable, smoothing 0.2",
+                "symmetric": "symmetric cross-entropy",
+                "alone": "tunable (the paper’s)",
+            },
         ),
     ):
         table = beyond.split(f"<summary>{setting}</summary>")[1].split("</details>")[0]

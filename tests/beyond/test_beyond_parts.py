@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -373,6 +374,35 @@ def test_wrong_labels_must_be_found_by_one_k_on_both_sets() -> None:
     assert verdict({"0.5": up, "2": level}, {"0.5": level, "2": up}) == "partly confirmed"
     assert verdict({"0.5": up, "2": level}, {"0.5": up, "2": level}) == "confirmed"
     assert verdict({"0.5": level}, {"0.5": level}) == "not confirmed"
+
+
+def test_a_recommendation_names_all_methods_that_validation_cannot_tell_apart() -> None:
+    better, level = (Compared(Difference(-0.01, -0.02, 0.0), p) for p in (0.01, 0.5))
+    against = {"gce": (0.45, better), "sce": (0.44, better), "nce-rce": (0.46, better)}
+    against |= {"smoothing": (0.43, level)}
+    lines = tuple(
+        replace(line(name, [0.1], validation), against=found)
+        for name, (validation, found) in against.items()
+    )
+    (setting,) = (one for one in SETTINGS if one.name == "cifar10-symmetric-40")
+    found = findings.Table(setting, lines, (), 0.4, {}, validated=1000)
+    assert round(found.standard_error(0.44), 4) == 0.0157
+    assert [one.method.name for one in found.to_use] == ["sce", "gce"]
+
+
+def test_a_tuner_that_includes_cross_entropy_may_choose_it() -> None:
+    (setting,) = (one for one in SETTINGS if one.name == "cifar10-symmetric-40")
+    plain = replace(line("ce", [0.1], 0.40), tried={(1.0, 0.4): 0.43, (1.0, 0.566): 0.40})
+    tunable = replace(line("tunable", [0.1], 0.42), value=2.0)
+    found = findings.with_one(findings.Table(setting, (plain, tunable), (), 0.4, {}))
+    assert found == [findings.WithOne(1.0, 0.40, 2), findings.WithOne(2.0, 0.43, 1)]
+    assert findings.with_one(findings.Table(setting, (plain,), (tunable.method,), 0.4, {})) == []
+
+
+def test_values_that_never_learned_are_told() -> None:
+    tried: dict[tuple[float | Ramp, float], float]
+    tried = {(0.2, 0.4): 0.5, (0.7, 0.4): 0.8, (0.7, 0.8): 0.78, (1.0, 0.4): 0.9, (1.0, 0.8): 0.7}
+    assert replace(line("gce", [0.1], 0.5), tried=tried).unlearned == {0.7: [0.8, 0.78]}
 
 
 def test_verdicts_are_those_of_the_plan() -> None:

@@ -105,6 +105,15 @@ def test_the_report_says_what_is_missing_and_what_ran_where(ran: Path, tmp_path:
     assert "Not finished: generalized cross-entropy, symmetric cross-entropy, NCE + RCE" in text
 
 
+def test_studies_that_are_not_in_the_report_are_named(
+    ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("5/cifar10-worst/ce", "mine/noise-40/ce"):
+        shutil.copytree(ran / "5/cifar10-worst/ce", tmp_path / name)
+    assert main(["report", "--smoke", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == "not in the report: mine/noise-40/ce\n"
+
+
 def test_lost_probabilities_are_computed_again(ran: Path, tmp_path: Path) -> None:
     """A fresh clone has the ledger but not the arrays, which are not committed."""
     (experiment,) = experiments("6", "6/cifar10-worst/*", smoke=True)
