@@ -212,6 +212,11 @@ def test_every_version_is_pinned() -> None:
     assert distributions_of(*here) - pins == {"pseudograd"}
 
 
+def test_tab_completion_finds_every_public_name() -> None:
+    assert {*pseudograd.__all__, "Study", "TunableMLPClassifier"} < {*dir(pseudograd)}
+    assert all(hasattr(pseudograd, name) for name in dir(pseudograd))
+
+
 def test_the_citation_has_the_version_of_the_package() -> None:
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     assert re.findall(r"^version: (.*)$", citation, re.MULTILINE) == [pseudograd.__version__]

@@ -41,6 +41,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    # What users write, for tab completion: also what `__getattr__` imports.
+    return [*__all__, "Study", "TunableMLPClassifier", "__version__", "data", "rules", "schedules"]
+
+
 def __getattr__(name: str) -> Any:
     # Imported lazily, because they need packages that are slow to import.
     if name == "data":
