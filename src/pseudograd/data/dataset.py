@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pseudograd.extras import needed_for
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FOLDS = 5  # of cross-validation
 
@@ -32,6 +36,8 @@ class Dataset:
             None if no example was split.
         groups: The group index of each example. A group is never split between folds. -1 in a test
             set with unknown groups; None if there are no groups.
+        frame: The first columns of the file that the training examples come from, to show examples
+            as they are there; None without a file.
 
     Example:
         >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,
@@ -50,6 +56,7 @@ class Dataset:
     rows: Tensor | None = None
     pieces_of: Tensor | None = None
     groups: Tensor | None = None
+    frame: DataFrame | None = None
 
     def __post_init__(self) -> None:
         if self.features.dim() != 2 or len(self.features) != len(self.labels):

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 
+_SHOWN = 8  # columns that are kept to show examples
+
 # Named data sets: their loaders, and the shape of their images.
 _KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
     "digits": (digits, (8, 8)),
@@ -179,6 +181,9 @@ def load_table(
             notes.say(f"{test_path}: {line}")
     _note_copies(data, encoder, notes)
     notes.tell(stacklevel=2)
+    if table.pixels is None:
+        first = [column.name for column in encoder.columns[:_SHOWN]]
+        data = replace(data, frame=table.frame[first])
     return data, replace(encoder, notes=notes.plain(encoder))
 
 
