@@ -208,7 +208,7 @@ def _study(options: argparse.Namespace, arrays: Arrays, settings: dict[str, Any]
 
     called = options.network
     network = _network(called)
-    name = "stdin" if options.data == "-" else Path(options.data).resolve().name
+    name = Path(options.data).resolve().name
     folder = options.out or Path("runs") / _folder_name(name, called, network, arrays, settings)
     try:
         study = Study(

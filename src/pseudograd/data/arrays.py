@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 
 from pseudograd.data.benchmarks import load
 from pseudograd.data.columns import OptionError, Refusal
-from pseudograd.data.dataset import digits
-from pseudograd.data.memory import check_size
-from pseudograd.data.opening import opened
+from pseudograd.data.dataset import check_size, digits
 from pseudograd.data.parts import draw
-from pseudograd.data.readers import array_in, arrays_in
-from pseudograd.data.reading import in_a_sentence, name_of
+from pseudograd.data.reading import array_in, arrays_in, in_a_sentence, name_of, opened
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.data.survey import Note
 from pseudograd.extras import needed_for
@@ -147,7 +144,7 @@ def open_arrays(
     if path.is_dir():
         return _folder(path, test_fraction, image_size)
     _refuse(source, "is not a folder of images", image_size=image_size)
-    if str(source) != "-" and ".npz" not in [suffix.lower() for suffix in path.suffixes]:
+    if ".npz" not in [suffix.lower() for suffix in path.suffixes]:
         if not path.exists() and not path.suffix:
             raise ValueError(
                 f"data {path.name!r} is not known: give {nearest(path.name, KNOWN)}, an .npz file "
@@ -353,8 +350,7 @@ def _read(
         )
     channels = channels or (1 if grey else 3)
     width, height = next(iter(sizes)) if image_size is None else (image_size, image_size)
-    with in_a_sentence(str(folder)):
-        check_size(2 * len(files) * channels * height * width, "would take")
+    check_size(str(folder), 2 * len(files) * channels * height * width, "images")
     pictures = np.empty((len(files), height, width, channels), np.uint8)
     for at, path in enumerate(files):
         with _image(path) as image:

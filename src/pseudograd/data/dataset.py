@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -106,6 +108,22 @@ class Dataset:
             if tensor is not None:
                 digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def memory() -> int:
+    """Return the size of this machine's memory in bytes; 1 TiB if the system does not report it."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 2**40
+
+
+def check_size(place: str, size: float, what: str) -> None:
+    """Raise if the features or images of a data set need more than half of the memory."""
+    if size > memory() / 2:
+        raise ValueError(
+            f"{place} has {what} that take {size / 2**30:,.1f} GB, more than half of the memory "
+            f"({memory() / 2**30:,.1f} GB): take a sample of the rows, or fewer columns"
+        )
 
 
 def _check_weights(weights: Tensor, examples: int) -> None:

@@ -25,13 +25,11 @@ from pseudograd.data.columns import (
     target_column,
     unlabelled,
 )
-from pseudograd.data.dataset import FOLDS, Dataset, digits
+from pseudograd.data.dataset import FOLDS, Dataset, check_size, digits
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.features import MOST_CATEGORIES
-from pseudograd.data.memory import FEATURES, check_size
 from pseudograd.data.parts import copies_in_words, draw, in_both_parts
-from pseudograd.data.readers import READERS, Table
-from pseudograd.data.reading import Source, name_of, read_table
+from pseudograd.data.reading import READERS, Source, Table, name_of, read_table
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.data.survey import Note, Notes, look_over, new_categories, question_target
 from pseudograd.data.values import distinct
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 8  # columns that are kept to show examples
+FEATURES = 2 * 2**30  # bytes; fixed, so that a table has the same features on every machine
 
 # Named data sets: their loaders, and the shape of their images.
 _KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
@@ -162,7 +161,7 @@ def load_table(
     train = frame[~drawn]
     fix = "add rows" if test_fraction is None else "add rows, or lower test_fraction"
     _check_folds(place, len(train), None if groups is None else groups[~drawn], fix)
-    encoder = _fit(train, target, table.pixels, readings, notes)
+    encoder = _fit(train, target, table.pixels, readings, place, notes)
     if isinstance(encoder.labels[0], float):
         notes.say(
             f"target {target!r} has {len(encoder.labels)} distinct decimal numbers, and each "
@@ -277,6 +276,7 @@ def _fit(
     target: str,
     pixels: tuple[int, ...] | None,
     readings: dict[str, Reading],
+    place: str,
     notes: Notes,
 ) -> Encoder:
     """Fit the encoder, with fewer categories if their features would need too much memory."""
@@ -293,7 +293,7 @@ def _fit(
             f"{MOST_CATEGORIES} the features would take more than {FEATURES / 2**30:g} GB",
             doubt=True,
         )
-    check_size(2 * size, "makes features that take")
+    check_size(place, 2 * size, "features")
     return encoder
 
 
