@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def tune(commands: Commands) -> None:
     """``pseudograd tune``: find the best k and learning rate for a data set."""
-    from pseudograd.data.registry import BENCHMARKS
+    from pseudograd.data.benchmarks import BENCHMARKS
 
     about = "train networks with several k and learning rates, and keep the best ensemble"
     parser = add_command(commands, "tune", about)

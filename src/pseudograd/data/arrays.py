@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudograd.data.benchmarks import load
+from pseudograd.data.benchmarks import BENCHMARKS, load
 from pseudograd.data.columns import OptionError, Refusal
 from pseudograd.data.dataset import check_size, digits
 from pseudograd.data.parts import draw
 from pseudograd.data.reading import array_in, arrays_in, in_a_sentence, name_of, opened
-from pseudograd.data.registry import BENCHMARKS
 from pseudograd.data.survey import Note
 from pseudograd.extras import needed_for
 from pseudograd.words import counted, first_line, listed, nearest

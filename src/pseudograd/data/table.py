@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pseudograd.data.benchmarks import load
+from pseudograd.data.benchmarks import BENCHMARKS, load
 from pseudograd.data.columns import (
     Choices,
     OptionError,
@@ -30,7 +30,6 @@ from pseudograd.data.encoder import Encoder
 from pseudograd.data.features import MOST_CATEGORIES
 from pseudograd.data.parts import copies_in_words, draw, in_both_parts
 from pseudograd.data.reading import READERS, Source, Table, name_of, read_table
-from pseudograd.data.registry import BENCHMARKS
 from pseudograd.data.survey import Note, Notes, look_over, new_categories, question_target
 from pseudograd.data.values import distinct
 from pseudograd.words import counted, listed, nearest
