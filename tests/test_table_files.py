@@ -265,7 +265,7 @@ def test_column_options_on_the_command_line(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     options = shlex.split(
         "--target y --group patient --numbers year --missing -1 u --drop when --hidden 2 --k 1 "
-        "--protocol paper --rates 0.1 --repetitions 1 --retrainings 1 --max-epochs 1 --out run"
+        "--protocol paper --learning-rates 0.1 --repetitions 1 --retrainings 1 --epochs 1 --out run"
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

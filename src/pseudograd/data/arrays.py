@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pseudograd.data.benchmarks import BENCHMARKS, load
-from pseudograd.data.columns import OptionError, Refusal
+from pseudograd.data.columns import Refusal
 from pseudograd.data.dataset import check_size, digits
-from pseudograd.data.parts import draw
+from pseudograd.data.parts import check_fraction, draw
 from pseudograd.data.reading import array_in, arrays_in, in_a_sentence, name_of, opened
 from pseudograd.data.survey import Note
 from pseudograd.extras import needed_for
@@ -135,6 +135,9 @@ def open_arrays(
 
     """
     path = Path(source)
+    check_fraction(test_fraction)
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"image_size must be 1 or more, not {image_size}")
     if str(source) in KNOWN:
         _refuse(source, "has a test set of its own", test_fraction=test_fraction)
         _refuse(source, "has images of one size", image_size=image_size)
@@ -159,7 +162,7 @@ def open_arrays(
 def _refuse(source: str | Path, why: str, **options: object) -> None:
     for option, given in options.items():
         if given is not None:
-            raise OptionError(option, f"must be left out: {source} {why}")
+            raise ValueError(f"{option!r} must be left out: {source} {why}")
 
 
 def _parted(
@@ -342,10 +345,10 @@ def _read(
             sizes.setdefault(image.size[::-1] if turned else image.size, path)
     if image_size is None and len(sizes) > 1:
         (one, its), (other, others) = list(sizes.items())[:2]
-        raise OptionError(
-            "image_size",
-            f"must be given, such as 64, to resize the images in {folder}: they differ in size "
-            f"({one[0]}×{one[1]} in {its.name}, {other[0]}×{other[1]} in {others.name})",
+        raise ValueError(
+            f"'image_size' must be given, such as 64, to resize the images in {folder}: they "
+            f"differ in size ({one[0]}×{one[1]} in {its.name}, {other[0]}×{other[1]} in "
+            f"{others.name})"
         )
     channels = channels or (1 if grey else 3)
     width, height = next(iter(sizes)) if image_size is None else (image_size, image_size)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pseudograd.data.columns import OptionError
 from pseudograd.data.dataset import FOLDS, Dataset
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.features import Categories
@@ -48,6 +47,12 @@ def draw(
     return drawn
 
 
+def check_fraction(test_fraction: float | None) -> None:
+    """Raise unless a share of the examples can be held out as the test set."""
+    if test_fraction is not None and not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction must lie between 0 and 1, not {test_fraction}")
+
+
 def _draw_groups(
     classes: NDArray[np.intp],
     fraction: float,
@@ -80,10 +85,9 @@ def _draw_groups(
         if (left - np.bincount(classes[rows], minlength=len(left)) >= 1).all():
             drawn[rows] = True
             return drawn
-    raise OptionError(
-        "group",
-        f"has {counted(len(members), 'group')}, none of which can be the test set: name a "
-        "column with more groups, or give a test file",
+    raise ValueError(
+        f"'group' has {counted(len(members), 'group')}, none of which can be the test set: name a "
+        "column with more groups, or give a test file"
     )
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudograd.data.columns import AS_IT_IS, Choices, OptionError, Refusal, feature_names
+from pseudograd.data.columns import AS_IT_IS, Choices, Refusal, feature_names
 from pseudograd.data.delimited import MOST_TITLES, Delimited, read_delimited
 from pseudograd.data.encoder import Encoder
 from pseudograd.extras import needed_for
@@ -163,14 +163,16 @@ def _check_choices(place: str, names: list[str], choices: Choices, pictures: boo
     }
     for option, given in options.items():
         if given and pictures:
-            raise OptionError(option, f"cannot be set for {place}, which has images: leave it out")
+            raise ValueError(
+                f"{option!r} cannot be set for {place}, which has images: leave it out"
+            )
         _check_names(option, given, names, place)
 
 
 def _check_names(option: str, given: Sequence[str], names: list[str], place: str) -> None:
     if wrong := [name for name in given if name not in names]:
         there = nearest(wrong[0], names) if len(wrong) == 1 else listed(names)
-        raise OptionError(option, f"names {listed(wrong)}: {place} has {there}")
+        raise ValueError(f"{option!r} names {listed(wrong)}: {place} has {there}")
 
 
 @contextlib.contextmanager

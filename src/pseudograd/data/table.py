@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from pseudograd.data.benchmarks import BENCHMARKS, load
 from pseudograd.data.columns import (
     Choices,
-    OptionError,
     Reading,
     check_several,
     labels_in,
@@ -28,7 +27,7 @@ from pseudograd.data.columns import (
 from pseudograd.data.dataset import FOLDS, Dataset, check_size, digits
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.features import MOST_CATEGORIES
-from pseudograd.data.parts import copies_in_words, draw, in_both_parts
+from pseudograd.data.parts import check_fraction, copies_in_words, draw, in_both_parts
 from pseudograd.data.reading import READERS, Source, Table, name_of, read_table
 from pseudograd.data.survey import Note, Notes, look_over, new_categories, question_target
 from pseudograd.data.values import distinct
@@ -67,7 +66,7 @@ def open_data(name: Source, **options: Any) -> tuple[Dataset, Encoder]:
     known = _KNOWN.get(str(name)) if is_path else None
     loader = known[0] if known else load_table
     if unknown := sorted(set(options) - set(inspect.signature(loader).parameters)):
-        raise OptionError(unknown[0], f"cannot be set for data {str(name)!r}: leave it out")
+        raise ValueError(f"{unknown[0]!r} cannot be set for data {str(name)!r}: leave it out")
     if known:
         data = known[0](**options)
         return data, Encoder("y", tuple(range(data.classes)), (), known[1], data.value_range)
@@ -137,13 +136,13 @@ def load_table(
     _check_options(target, test_path, test_fraction, choices)
     table, place, notes = read_table(source, target, choices), name_of(source), Notes()
     if target is None:
-        raise OptionError(
-            "target", f"must name the column of labels: one of {listed(table.frame.columns)}"
+        raise ValueError(
+            f"'target' must name the column of labels: one of {listed(table.frame.columns)}"
         )
     for option, given in {"test_path": test_path, "test_fraction": test_fraction}.items():
         if given is not None and table.test is not None:
-            raise OptionError(
-                option, f"must be left out: {place} has a test set of its own, X_test"
+            raise ValueError(
+                f"{option!r} must be left out: {place} has a test set of its own, X_test"
             )
     if table.said:
         notes.say(table.said)
@@ -193,10 +192,9 @@ def _check_folds(place: str, examples: int, groups: NDArray[np.int64] | None, fi
             f"at least {FOLDS}: {fix}"
         )
     if groups is not None and (count := len(np.unique(groups))) < FOLDS:
-        raise OptionError(
-            "group",
-            f"leaves {counted(count, 'group')} to train on, but cross-validation needs at least "
-            f"{FOLDS}: name a column with more groups",
+        raise ValueError(
+            f"'group' leaves {counted(count, 'group')} to train on, but cross-validation needs at "
+            f"least {FOLDS}: name a column with more groups"
         )
 
 
@@ -220,20 +218,21 @@ def _groups(column: Series) -> NDArray[np.int64]:
 def _check_options(
     target: str | None, test_path: object, test_fraction: float | None, choices: Choices
 ) -> None:
-    if test_fraction is not None and not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction must lie between 0 and 1, not {test_fraction}")
+    check_fraction(test_fraction)
     if test_fraction is not None and test_path is not None:
-        raise OptionError("test_fraction", f"must be left out: {test_path} is the test set")
+        raise ValueError(f"'test_fraction' must be left out: {test_path} is the test set")
     for option in ("drop", "categories", "numbers", "missing"):
         names = getattr(choices, option)
         if isinstance(names, str):
-            raise OptionError(option, f"must be a list of names, such as [{names!r}]")
+            raise ValueError(f"{option!r} must be a list of names, such as [{names!r}]")
         if target in names and option != "missing":
-            raise OptionError(option, f"names {target!r}, which is the target: name another column")
+            raise ValueError(
+                f"{option!r} names {target!r}, which is the target: name another column"
+            )
     if target is not None and choices.group == target:
-        raise OptionError("group", f"names {target!r}, which is the target: name another column")
+        raise ValueError(f"'group' names {target!r}, which is the target: name another column")
     if twice := sorted({*choices.categories} & {*choices.numbers}):
-        raise OptionError("numbers", f"names {listed(twice)}, also named as categories: choose one")
+        raise ValueError(f"'numbers' names {listed(twice)}, also named as categories: choose one")
 
 
 def _labelled(
