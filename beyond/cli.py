@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from beyond import PROGRAM
 from paper.cli import publish
 from pseudograd.cli import run_command
-from pseudograd.cli.options import add_time_limit, deadline, whole
+from pseudograd.cli.options import add_time_limit, deadline
 
 if TYPE_CHECKING:
     from beyond.questions import Experiment
@@ -47,7 +47,7 @@ def run(commands: Commands) -> None:
     parser.add_argument(
         "--device", default="auto", help="cpu or cuda (default: a GPU if there is one)"
     )
-    parser.add_argument("--slots", type=whole(1), help="number of trainings at once on a GPU")
+    parser.add_argument("--slots", type=int, help="number of trainings at once on a GPU")
 
     def run(options: argparse.Namespace) -> None:
         import torch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from paper import PROGRAM
 from pseudograd.cli import run_command
-from pseudograd.cli.options import add_k, add_time_limit, deadline, file, number, whole
+from pseudograd.cli.options import add_k, add_time_limit, deadline, number
 from pseudograd.cli.place import Place, add_place
 
 if TYPE_CHECKING:
@@ -303,11 +303,11 @@ def publish(files: Mapping[Path, str], check: bool) -> None:
 def toy(commands: Commands) -> None:
     """``python -m paper toy``: the paper's toy example."""
     parser = _add(commands, "toy", "run the toy example: how k moves a tiny network's threshold")
-    parser.add_argument("--seed", type=whole(0), default=0, help="seed of all data (%(default)s)")
-    parser.add_argument("--runs", type=whole(1), default=10, help="runs for each k (%(default)s)")
-    parser.add_argument("--alpha", type=_alpha, default=0.95, help="end of class +1 (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all data (%(default)s)")
+    parser.add_argument("--runs", type=int, default=10, help="runs for each k (%(default)s)")
+    parser.add_argument("--alpha", type=number, default=0.95, help="end of class +1 (%(default)s)")
     add_k(parser)
-    parser.add_argument("--csv", type=file, metavar="FILE", help="write all runs to this file")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all runs to this file")
     _add_picture(parser, "toy.png")
 
     def run(options: argparse.Namespace) -> None:
@@ -357,10 +357,4 @@ def _picture(text: str) -> Path:
     if Path(text).suffix.lower() not in _PICTURE_SUFFIXES:
         known = ", ".join(_PICTURE_SUFFIXES)
         raise argparse.ArgumentTypeError(f"{text!r} must end in one of {known}")
-    return file(text)
-
-
-def _alpha(text: str) -> float:
-    if not 0.5 < (value := number(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number between 0.5 and 1, like 0.95")
-    return value
+    return Path(text)

@@ -12,7 +12,7 @@ from typing import Any
 from paper.findings import Effort, Reproduction
 from paper.rows import Experiment, paper_rows
 from pseudograd.data import variant
-from pseudograd.data.registry import BENCHMARKS
+from pseudograd.data.benchmarks import BENCHMARKS
 
 GOAL_HARDWARE = "NVIDIA H200"
 

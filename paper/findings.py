@@ -15,7 +15,7 @@ from paper.protocol import PaperProtocol
 from paper.rows import Experiment, in_turn
 from paper.run import device_seconds, study_of
 from paper.toy import Spread, ToyRun, read_csv
-from pseudograd.data.registry import BENCHMARKS
+from pseudograd.data.benchmarks import BENCHMARKS
 from pseudograd.fleet import Outcome, Ramp
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Cell, Difference, Result, Study, paired_difference, result

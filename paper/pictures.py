@@ -10,6 +10,7 @@ import numpy as np
 
 from paper.theory import error_pct, fixed_point
 from paper.toy import ToyRun, ToySummary, paper_row, summarize
+from pseudograd.rules.checks import check_k
 from pseudograd.words import fraction
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def curve_picture(ks: Sequence[float], path: Path) -> None:
     """Draw the paper's Figure 2: the gradient |f_y| against the bias |ε_y|."""
     from matplotlib import colormaps
 
+    for k in ks:
+        check_k(k)
     figure = _figure(6.0, 4.2)
     axes = figure.subplots()
     # Denser towards 0, where the curves of small k are steep.

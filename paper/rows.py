@@ -12,7 +12,7 @@ from importlib import resources
 from typing import TypeVar
 
 from paper.protocol import PaperProtocol
-from pseudograd.data.registry import BENCHMARKS
+from pseudograd.data.benchmarks import BENCHMARKS
 from pseudograd.fleet import MLPRecipe
 from pseudograd.search import clip_for, ks_for, repetitions_for
 

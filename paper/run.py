@@ -17,7 +17,7 @@ from pathlib import Path
 from paper.protocol import PaperProtocol
 from paper.rows import Experiment, in_turn
 from pseudograd.data import Dataset
-from pseudograd.data.registry import BENCHMARKS
+from pseudograd.data.benchmarks import BENCHMARKS
 from pseudograd.fleet import Outcome, Stop, Trial, never
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Progress, Runner, Study

@@ -44,6 +44,7 @@ from tqdm import tqdm
 
 from paper.theory import fixed_point, is_positive
 from pseudograd.files import write_whole
+from pseudograd.rules.checks import check_k
 
 ALPHA = 0.95
 MEASURED = ("error_pct", "threshold", "cross_entropy")
@@ -172,7 +173,14 @@ def run_toy(
         One result for each k and run, in the order of ``ks`` and then of the runs.
 
     """
-    trainings = [_Training(float(k), run, seed, alpha, examples) for k in ks for run in range(runs)]
+    ks = [float(k) for k in ks]
+    for k in ks:
+        check_k(k)
+    if runs < 1:
+        raise ValueError(f"runs must be 1 or more, not {runs}")
+    if not 0.5 < alpha < 1:
+        raise ValueError(f"alpha must lie between 0.5 and 1, not {alpha}")
+    trainings = [_Training(k, run, seed, alpha, examples) for k in ks for run in range(runs)]
     active = trainings
     # On a terminal only: tqdm looks for one if ``disable`` is None.
     quiet = None if progress else True

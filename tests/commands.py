@@ -12,9 +12,11 @@ def refused_by(
     main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> str:
     """Return the one-line error of a bad command line; nothing may have been written."""
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == 2
+    try:
+        status: object = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status in (1, 2)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1

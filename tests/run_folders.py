@@ -15,9 +15,11 @@ import pytest
 from pseudograd.cli import main
 from pseudograd.fleet import Fleet
 
-COMMON = ["--hidden", "4", "--k", "1", "0.5", "--max-epochs", "2", "--out", "run"]
-BAGGING = ["--rates", "0.01", "--repetitions", "5", *COMMON]
-PAPER = shlex.split("--protocol paper --rates 0.01 --repetitions 1 --retrainings 2") + COMMON
+COMMON = ["--hidden", "4", "--k", "1", "0.5", "--epochs", "2", "--out", "run"]
+BAGGING = ["--learning-rates", "0.01", "--repetitions", "5", *COMMON]
+PAPER = (
+    shlex.split("--protocol paper --learning-rates 0.01 --repetitions 1 --retrainings 2") + COMMON
+)
 OPTIONS = {"bagging": BAGGING, "paper": PAPER}
 
 

@@ -74,7 +74,7 @@ def test_warnings_are_lines_of_their_own() -> None:
     """They do not show a location in our sources."""
     weights = "\n".join(f"{at},{at % 40}.5 kg,{'ab'[at % 2]}" for at in range(100))
     Path("mice.csv").write_text(f"id,weight,kind\n{weights}")
-    command = ["tune", "mice.csv", "--target", "kind", "--k", "1", "--max-epochs", "1"]
+    command = ["tune", "mice.csv", "--target", "kind", "--k", "1", "--epochs", "1"]
     run = subprocess.run(
         [sys.executable, "-m", "pseudograd", *command, "--hidden", "2"],
         capture_output=True,

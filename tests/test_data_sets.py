@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from pseudograd.cli.data import data as data_command
 from pseudograd.cli.options import Parser
 from pseudograd.data import Dataset, data_folder, fetch, load, open_data, variant
+from pseudograd.data.benchmarks import BENCHMARKS, File, read_cifar10, read_idx, read_svhn
 from pseudograd.data.download import download
-from pseudograd.data.formats import read_cifar10, read_idx, read_svhn
-from pseudograd.data.registry import BENCHMARKS, File
 from pseudograd.files import locked
 
 NAMES = list(BENCHMARKS)

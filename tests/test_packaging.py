@@ -162,7 +162,8 @@ def test_errors_name_the_missing_extra(tmp_path: Path, monkeypatch: pytest.Monke
         "pseudograd.data import load_table as f; f('a.csv', 'y')": "reading tables needs pandas",
         "pseudograd.data import data_folder; data_folder()": "the default folder for data "
         "(name one by data_dir or PSEUDOGRAD_DATA) needs pooch",
-        "pseudograd.data.formats import read_svhn; read_svhn(0)": "reading .mat files needs scipy",
+        "pseudograd.data.benchmarks import read_svhn as read; read(0)": "reading .mat files needs "
+        "scipy",
         "pseudograd.fleet import Network; Network.load('a')": "loading a model needs safetensors",
         "pseudograd.search.connection import connection as c; next(c().gen)": "a cluster needs ray",
         "pseudograd.jax import tunable_cross_entropy": "pseudograd.jax needs jax",

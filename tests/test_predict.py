@@ -17,7 +17,7 @@ from pseudograd.search import Study
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 OPTIONS = shlex.split(
-    "--hidden 8 --k 1 --rates 0.03 --repetitions 5 --max-epochs 30 --batch-size 8 --out run"
+    "--hidden 8 --k 1 --learning-rates 0.03 --repetitions 5 --epochs 30 --batch-size 8 --out run"
 )
 
 

@@ -346,7 +346,7 @@ def test_the_command_line_takes_ramps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = "tune digits --k 1 0.5->2 --rates 0.03 --max-epochs 2 --hidden 8 --out run"
+    command = "tune digits --k 1 0.5->2 --learning-rates 0.03 --epochs 2 --hidden 8 --out run"
     assert main(command.split()) == 0
     assert Study.open("run").protocol.ks == (1.0, RAMP)
     capsys.readouterr()
@@ -376,5 +376,5 @@ def test_the_classifier_takes_ramps() -> None:
     assert not np.array_equal(model.predict_proba(X), flat.predict_proba(X))
     mixed = TunableMLPClassifier((8,), ks=(1, "0.5->2"), **settings).fit(X, y)
     assert set(mixed.cv_results_["param_k"]) == {1.0, RAMP}
-    with pytest.raises(ValueError, match=r"^k must be 'auto' or a number or a Ramp, not 'best'"):
+    with pytest.raises(ValueError, match=r"^k must be a number or a Ramp, not 'best'"):
         TunableMLPClassifier(k="best").fit(X, y)

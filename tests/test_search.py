@@ -319,8 +319,8 @@ def test_the_test_set_is_read_by_the_final_trials_alone() -> None:
 def test_bad_settings_are_named(subtests: pytest.Subtests) -> None:
     cases: list[tuple[dict[str, object], str]] = [
         ({"most_extensions": -1}, "most_extensions must be 0 or more"),
-        ({"initial_rate": -0.1}, "learning rates must be finite numbers above 0, not -0.1"),
-        ({"learning_rates": (0.1, math.inf)}, "learning rates must be finite"),
+        ({"initial_rate": -0.1}, "learning_rates must be finite numbers above 0, not -0.1"),
+        ({"learning_rates": (0.1, math.inf)}, "learning_rates must be finite"),
         ({"ks": (2.0, 0.5)}, "ks"),
         ({"ks": (1.0, 1.0)}, "ks"),
         ({"ks": (1.0, 1e300)}, "ks must be finite numbers above 0"),

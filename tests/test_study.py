@@ -497,7 +497,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"class_weights": ("a", "b", "c")},
         r"^class_weights must be finite numbers of at least 0, not \('a', 'b', 'c'\)$",
     ),
-    "class names": ({"classes": ["a", "b"]}, "classes must name the network's 3 outputs, not 2"),
+    "class names": (
+        {"classes": ["a", "b"]},
+        "network must have an output for each of the 2 classes, not 3",
+    ),
     "precision": ({"precision": "fp8"}, "precision must be one of"),
     "schedule": ({"schedule": "triangle"}, "schedule must be a function of progress"),
     "a failing schedule": (

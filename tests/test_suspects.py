@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from benchmarks.suspects import flip, found_among
-from pseudograd.data import Dataset, Encoder, open_data
+from pseudograd.data import Dataset, Encoder, load_table, open_data
 from pseudograd.data.features import Categories, Numbers
 from pseudograd.search.shown import distinct, shown
 from pseudograd.search.suspects import shown_suspects, suspects, write_suspects
@@ -29,7 +32,8 @@ def table(rows: torch.Tensor | None = None) -> tuple[Dataset, Encoder]:
         Categories("code", ("007", "blue"), missing=False),
     )
     encoder = Encoder("pet", ("cat", "dog", 'a "fish", live'), columns)
-    return Dataset("pets", features, torch.from_numpy(LABELS), 5, (-1.0, 1.0), rows=rows), encoder
+    data = Dataset("pets", features, torch.from_numpy(LABELS), 5, (-1.0, 1.0), rows=rows)
+    return data, encoder
 
 
 def test_rows_are_ranked_by_the_probability_of_their_label() -> None:
@@ -69,13 +73,15 @@ def test_the_file_has_all_suspects(numbers: list[int] | None, rows: str, tmp_pat
     assert [one["agreement"] for one in others] == ["0.750", "0.500"]
 
 
-def test_the_page_is_given_rows_in_the_users_terms() -> None:
-    data, encoder = table(torch.tensor([11, 12, 13, 14, 15]))
+def test_the_page_is_given_the_rows_of_the_file() -> None:
+    data, encoder = table(torch.tensor([1, 2, 3, 4, 6]))
+    frame = pd.DataFrame({"size": [0.1 + 0.2] * 6, "code": [*"abcde", "007"]})
+    data = replace(data, frame=frame)
     found = shown_suspects(suspects(LABELS, MODEL, MODEL, VOTES), data, encoder)
     assert (found["count"], found["of"]) == (3, 5)
     first = found["first"][0]
-    assert first["row"] == {"size": "6.677", "code": "blue"}  # although features are squashed
-    assert (first["row_number"], first["label"], first["predicted"]) == (15, 2, 0)
+    assert first["row"] == {"size": "0.30000000000000004", "code": "007"}
+    assert (first["row_number"], first["label"], first["predicted"]) == (6, 2, 0)
     assert (first["self_confidence"], first["agreement"]) == (0.05, 1.0)
     assert first["pixels"] is None
 
@@ -86,9 +92,32 @@ def test_images_come_as_pixels() -> None:
     assert (len(found["pixels"]), max(found["pixels"]), found["row"]) == (64, 255, None)
 
 
-def test_a_code_is_not_rounded_as_if_it_were_a_number() -> None:
+@pytest.mark.usefixtures("in_an_empty_folder")
+def test_entries_are_shown_as_in_the_file() -> None:
+    rows = {
+        "weight": ["12.0625", "", "9"],
+        "code": ["007", "070", "007"],
+        "price": ["$1,200", "$900", "$12"],
+        "born": ["31.01.2020", "01.02.2020", ""],
+        "breed": ["rare", "common", "common"],
+    }
+    columns = {name: (entries * 20)[:40] for name, entries in rows.items()}
+    columns["breed"] = [f"rare {at}" if at < 12 else "common" for at in range(40)]
+    frame = pd.DataFrame({**columns, "pet": ["cat", "dog"] * 20})
+    frame.loc[0, "pet"] = None  # set aside
+    frame.to_csv("pets.csv", index=False)
+    with warnings.catch_warnings(action="ignore"):
+        data, encoder = load_table("pets.csv", "pet")
+    assert data.rows is not None
+    for at in range(data.train_size):
+        found, row = shown(data, encoder, at), int(data.rows[at]) - 1
+        assert (found["row_number"], found["columns"]) == (row + 1, 5)
+        assert found["row"] == {name: told[row] or "missing" for name, told in columns.items()}
+
+
+def test_without_a_file_there_is_no_row_to_show() -> None:
     data, encoder = table()
-    assert shown(data, encoder, 0)["row"] == {"size": "5", "code": "007"}
+    assert shown(data, encoder, 0)["row"] is None
 
 
 def test_equal_rows_are_shown_once_unless_their_labels_differ() -> None:

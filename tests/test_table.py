@@ -195,10 +195,8 @@ def test_nothing_leaks_from_the_test_part() -> None:
         }
     )
     data, encoder = load_table(save(frame, "a.csv"), "y")
-    span = encoder.columns[0]
-    assert isinstance(span, Numbers)
-    places = torch.tensor([int(span.show(row)) for row in data.features.numpy()])
-    held_out = places[data.train_size :] * 43 % 50  # 7 * 43 = 301
+    assert data.rows is not None
+    held_out = data.rows[data.train_size :] - 1
     frame["b"] = frame["b"].astype(object)
     frame.loc[held_out.tolist(), ["a", "b"]] = [1e9, "new"]
     frame.loc[held_out.tolist()[:3], ["a", "b"]] = None
@@ -290,21 +288,6 @@ def test_labels_keep_their_zeros() -> None:
     assert load_table("codes.csv", "code")[1].labels == ("000", "001")
     Path("codes.csv").write_text("a,code\n" + rows.replace("00", ""))
     assert load_table("codes.csv", "code")[1].labels == (0, 1)
-
-
-def test_rows_are_shown_as_they_came() -> None:
-    rows = pd.DataFrame(
-        {"size": [1.5, 3, np.nan], "hue": ["red", "blue", None], "y": ["a", "b", "a"]}
-    )
-    encoder = Encoder.fit(rows, "y")
-    shown = [encoder.decode(features) for features in encoder.transform(rows)]
-    assert shown == [
-        {"size": "1.5", "hue": "red"},
-        {"size": "3", "hue": "blue"},
-        {"size": "missing", "hue": "missing"},
-    ]
-    unknown = encoder.transform(pd.DataFrame({"size": [2.0], "hue": ["green"]}))
-    assert encoder.decode(unknown[0]) == {"size": "2", "hue": "other"}
 
 
 def test_pixels_stay_as_they_are() -> None:
@@ -422,7 +405,7 @@ def test_bad_arguments_are_refused(subtests: pytest.Subtests) -> None:
         ),
         (lambda: text("", "a.npz"), {}, "a.npz is not an .npz file"),
         (lambda: text("PK\x03\x04...", "a.npz"), {}, "a.npz is not an .npz file"),
-        (single_array, {}, "a.npz cannot be read as a .npz file (it holds a single array)"),
+        (single_array, {}, "a.npz is not an .npz file despite its name: make one"),
         # Arrays
         (lambda: arrays(X=None), {}, "a.npz has no array 'X'"),
         (lambda: arrays(y=None), {}, "a.npz has no array 'y': it has 'X'"),
@@ -761,12 +744,9 @@ def test_tabs() -> None:
 
 def test_rows_of_the_file() -> None:
     """Counted from 1, in both parts."""
-    data, encoder = load_table(table(x=range(101, 111)), "y")
+    data, _ = load_table(table(x=range(101, 111)), "y")
     assert data.rows is not None
-    span = encoder.columns[0]
-    assert isinstance(span, Numbers)
-    x = [int(span.show(row)) for row in data.features[: data.train_size].numpy()]
-    assert data.rows[: data.train_size].tolist() == [at - 100 for at in x]
+    assert torch.equal(data.rows.argsort(), data.features[:, 0].argsort())  # x rises
     assert sorted(data.rows.tolist()) == list(range(1, 11))
     held_out, _ = load_table("a.csv", "y", test_path="a.csv")
     assert held_out.rows is not None

@@ -1,4 +1,4 @@
-"""Files of tables in all formats: compressed, from standard input, in other encodings, hostile."""
+"""Files of tables in all formats: compressed, from standard input, in other encodings."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import bz2
 import csv
 import gzip
 import io
-import itertools
 import json
 import lzma
-import os
 import shlex
 import sys
-import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +63,6 @@ def of_r() -> bytes:
     return f'"größe" "hue" "when" "y"\n{rows}'.encode()
 
 
-def arrow_stream() -> bytes:
-    pa = pytest.importorskip("pyarrow")
-    rows = pa.Table.from_pandas(FRAME)
-
-    def write(file: io.BytesIO) -> None:
-        with pa.ipc.new_stream(file, rows.schema) as stream:
-            stream.write_table(rows)
-
-    return in_bytes(write)
-
-
 FILES: dict[str, Callable[[], bytes]] = {
     "a.csv": text,
     "a.tsv": lambda: text("\t"),
@@ -94,7 +80,6 @@ FILES: dict[str, Callable[[], bytes]] = {
     "a.parquet": lambda: in_bytes(FRAME.to_parquet),
     "a.feather": lambda: in_bytes(FRAME.to_feather),
     "a.arrow": lambda: in_bytes(FRAME.to_feather),
-    "stream.arrow": arrow_stream,
     "a.parquet.gz": lambda: gzip.compress(in_bytes(FRAME.to_parquet)),
 }
 
@@ -125,8 +110,8 @@ def test_all_formats_give_the_same_features(name: str, monkeypatch: pytest.Monke
     assert [column.name for column in found.columns] == ["größe", "hue", "when"]
     new = encoder.transform(read_frame(name, encoder))
     np.testing.assert_array_equal(new, encoder.transform(FRAME))
-    # The same from standard input, which has no suffix to give the format.
-    if name != "stream.arrow":
+    # The same from standard input, if it is text.
+    if name.endswith((".csv", ".tsv", ".txt", ".jsonl")):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(made(name))))
         data, _ = open_data("-", target="y")
         assert data.name == "stdin"
@@ -202,24 +187,6 @@ def test_blanks_after_separators_are_stripped() -> None:
     assert encoder.columns[1] == Categories("hue", ("blue", "red"), missing=True)
 
 
-def test_zeros_on_standard_input_are_not_read_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    endless = open("/dev/zero", "rb")  # noqa: SIM115
-    with io.TextIOWrapper(endless) as zeros:
-        monkeypatch.setattr(sys, "stdin", zeros)
-        with pytest.raises(ValueError, match="standard input is not a text file"):
-            load_table("-", "y")
-        assert endless.tell() <= 2**21
-
-
-def test_standard_input_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pseudograd.data import opening
-
-    monkeypatch.setattr(opening, "available", lambda: 2**22)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x,y\n" + b"1,2\n" * 2**20)))
-    with pytest.raises(ValueError, match="standard input holds more than 1 MB: save it as a file"):
-        load_table("-", "y")
-
-
 def titled(path: str) -> None:
     """Write the table below three other lines, with spaces around the names."""
     frame = FRAME.rename(columns={"hue": " hue", "y": "y "})
@@ -270,99 +237,7 @@ def test_lists_in_json_are_left_out() -> None:
         load_table("a.jsonl", "y")
 
 
-# --- files that must not hang, exhaust memory or run code ---------------------------------------
-
-
-def claims_petabytes() -> str:
-    """Write an .npz file whose header says that X has 2^50 rows."""
-    with zipfile.ZipFile("a.npz", "w") as archive, archive.open("X.npy", "w") as file:
-        header = {"descr": "<f8", "fortran_order": False, "shape": (2**50, 2)}
-        np.lib.format.write_array_header_1_0(file, header)
-        file.write(bytes(160))
-    return "a.npz"
-
-
-def array_of_zeros() -> str:
-    with zipfile.ZipFile("a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("X.npy", in_bytes(lambda file: np.save(file, np.zeros((10**7, 2)))))
-    return "a.npz"
-
-
-def packed(suffix: str) -> str:
-    """Write a small file that expands to hundreds of megabytes."""
-    name = "a.csv" + suffix
-    parts: Iterator[bytes] = itertools.repeat(b"1" * 2**18, 1000)
-    if suffix == ".zip":
-        with zipfile.ZipFile(name, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("a.csv", b"".join(parts))
-        return name
-    opened: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}[suffix]
-    fast = {".gz": {"compresslevel": 9}, ".bz2": {}, ".xz": {"preset": 0}}[suffix]
-    with opened(name, "wb", **fast) as file:
-        for part in parts:
-            file.write(part)
-    return name
-
-
-def pipe() -> str:
-    os.mkfifo("a.csv")
-    return "a.csv"
-
-
-def endless() -> str:
-    os.symlink("/dev/zero", "a.csv")
-    return "a.csv"
-
-
-def bomb_of_excel() -> str:
-    with zipfile.ZipFile("a.xlsx", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("xl/workbook.xml", b" " * 10**8)
-    return "a.xlsx"
-
-
-def long_parquet() -> str:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"x": pa.nulls(10**7), "y": pa.nulls(10**7)}), "a.parquet")
-    return "a.parquet"
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (
-            claims_petabytes,
-            "a.npz has an array 'X' of 288 bytes, but its header announces 18,014,3",
-        ),
-        (array_of_zeros, "a.npz is not read: 0.1 MB would decompress to 153 MB, far more than"),
-        (lambda: packed(".gz"), "a.csv.gz is not read: it decompresses"),
-        (lambda: packed(".bz2"), "a.csv.bz2 is not read: it decompresses to more than 64 MB"),
-        (lambda: packed(".xz"), "a.csv.xz is not read: it decompresses to more than 64 MB"),
-        (lambda: packed(".zip"), "a.csv.zip is not read: it decompresses"),
-        (bomb_of_excel, "a.xlsx is not read: 0.1 MB would decompress to 95 MB"),
-        (long_parquet, "a.parquet would take 0.1 GB, more than half of the available memory"),
-        (pipe, "a.csv is a device or a pipe: name a file, or - for standard input"),
-        (endless, "a.csv is a device or a pipe: name a file, or - for standard input"),
-    ],
-)
-def test_hostile_files_are_refused_at_once(
-    make: Callable[[], str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pseudograd.data import memory, opening
-
-    for module in (memory, opening):
-        monkeypatch.setattr(module, "available", lambda: 2**28)
-    path = make()
-    if path.endswith((".xlsx", ".parquet")):
-        load_once = {".xlsx": "openpyxl", ".parquet": "pyarrow.parquet"}
-        pytest.importorskip(load_once[Path(path).suffix])
-    start = time.process_time()
-    with pytest.raises(ValueError) as refused:
-        load_table(path, "y")
-    assert str(refused.value).startswith(said)
-    assert "\n" not in str(refused.value)
-    assert time.process_time() - start < 1
+# --- archives, and the command line ---------------------------------------------------------------
 
 
 def test_several_files_in_an_archive_are_refused() -> None:
@@ -390,7 +265,7 @@ def test_column_options_on_the_command_line(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     options = shlex.split(
         "--target y --group patient --numbers year --missing -1 u --drop when --hidden 2 --k 1 "
-        "--protocol paper --rates 0.1 --repetitions 1 --retrainings 1 --max-epochs 1 --out run"
+        "--protocol paper --learning-rates 0.1 --repetitions 1 --retrainings 1 --epochs 1 --out run"
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

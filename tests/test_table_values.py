@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pseudograd.data import Encoder, load_table, memory, table
+from pseudograd.data import Encoder, dataset, load_table, table
 from pseudograd.data.features import Categories, Dates, Numbers, Scale
 from pseudograd.data.survey import Note
 from tables import SCATTERED, loaded, saved
@@ -82,20 +82,8 @@ def test_one_large_value_and_codes_leave_the_error() -> None:
 )
 def test_extreme_numbers_stay_finite(values: list[float]) -> None:
     saved(a=(values * 14)[:40])
-    data, encoder = load_table("a.csv", "y")
+    data, _ = load_table("a.csv", "y")
     assert data.features.isfinite().all()
-    encoder.decode(data.features[0].numpy())
-
-
-def test_numbers_are_shown_as_they_were(subtests: pytest.Subtests) -> None:
-    for number in (0.25, 17.0, -3.5, 1234.5, 400000.0, 12.0):
-        with subtests.test(number=number):
-            values = [0.25, 17.0, -3.5, 1234.5, 400000.0, 12.0, *range(34)]
-            encoder = Encoder.fit(pd.DataFrame({"a": values, "y": [0, 1] * 20}), "y")
-            features = encoder.transform(pd.DataFrame({"a": [number]}))
-            assert float(encoder.decode(features[0])["a"]) == pytest.approx(number, rel=1e-2)
-            if abs(number) < 100:
-                assert encoder.decode(features[0])["a"] == f"{number:g}"
 
 
 @pytest.mark.parametrize("gap", ["", "?"])  # with "?", pandas reads the column as text
@@ -130,8 +118,6 @@ def test_rare_categories_are_one() -> None:
         [0, 0, 1],
     ]
     assert encoder.unseen(new) == {}
-    shown = [encoder.decode(row)["t"] for row in encoder.transform(new)]
-    assert shown == ["c0", "other", "other", "missing"]
 
 
 def test_few_categories_are_kept_however_rare() -> None:
@@ -158,11 +144,8 @@ def test_categories_give_way_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_features_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     saved(400, t=[f"t{at % 80:02d}" for at in range(400)])
-    monkeypatch.setattr(memory, "available", lambda: 20_000)
-    with pytest.raises(ValueError, match=r"makes features that take .* available memory"):
-        load_table("a.csv", "y")
-    monkeypatch.setattr(memory, "available", lambda: 300)
-    with pytest.raises(ValueError, match=r"a.csv has .* available memory .*: take a sample"):
+    monkeypatch.setattr(dataset, "memory", lambda: 20_000)
+    with pytest.raises(ValueError, match=r"a.csv has features that take .*: take a sample"):
         load_table("a.csv", "y")
 
 
@@ -416,8 +399,6 @@ def test_dates_in_the_usual_formats(subtests: pytest.Subtests) -> None:
             ]
             written = times[[0, -1]].strftime(format_)
             features = encoder.transform(pd.DataFrame({"x": 1, "when": written}))
-            shown = [encoder.decode(row)["when"].split(",")[0] for row in features]
-            assert shown == ["2019-11-25", str(times[-1].date())]
             # The same dates in another form.
             typed = pd.DataFrame({"x": 1, "when": pd.to_datetime(written, format=format_)})
             np.testing.assert_array_equal(encoder.transform(typed), features)
@@ -458,7 +439,8 @@ def test_ambiguous_order_of_day_and_month() -> None:
         "!column 'when' holds dates that may be read in two ways: they are read as %m/%d/%Y"
     )
     new = pd.DataFrame({"x": [1], "when": ["2/13/2020"]})
-    assert encoder.decode(encoder.transform(new)[0])["when"] == "2020-02-13"
+    same = new.assign(when=pd.to_datetime(["2020-02-13"]))
+    np.testing.assert_array_equal(encoder.transform(new), encoder.transform(same))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def on_your_data(format: str) -> None:
     file = f"iris.{format}"
     write = {"csv": table.to_csv, "parquet": table.to_parquet, "xlsx": table.to_excel}[format]
     write(file, index=False)
-    command("tune", file, "--target", "target", "--out", format, "--max-epochs", "5")
+    command("tune", file, "--target", "target", "--out", format, "--epochs", "5")
     lines = command("predict", format, file).splitlines()
     assert len(lines) == 151, lines
     assert Path(format, "report.html").exists()
@@ -67,7 +67,7 @@ def on_your_data(format: str) -> None:
 
 def on_a_cluster() -> None:
     """Tune on a local Ray cluster."""
-    command("tune", "iris.csv", "--target", "target", "--max-epochs", "2", "--ray", "local")
+    command("tune", "iris.csv", "--target", "target", "--epochs", "2", "--ray", "local")
     print("tune on a cluster")
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
@@ -32,6 +31,7 @@ from pseudograd.search import Bagging, Cell, table_recipe
 from pseudograd.search.bagging import bagging_for
 from pseudograd.search.display import Display
 from pseudograd.search.ensemble import METRICS, calibrated, mixture, select, train_candidates
+from pseudograd.words import renamed
 
 _FLOATS = (np.float64, np.float32)  # dtypes that are kept; others become float64
 _DATA = "examples"
@@ -224,7 +224,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             sizes = _as_tuple([sizes] if isinstance(sizes, Integral) else sizes)
         k: Any = 1.0 if _is_auto(self.k) else as_k(self.k)
         rate: Any = 1.0 if _is_auto(self.learning_rate) else self.learning_rate
-        with _own_names():
+        with renamed(max_epochs="max_iter"):
             recipe = table_recipe(
                 _DATA,
                 train_size,
@@ -414,19 +414,6 @@ def _cv_results(cells: list[Cell]) -> dict[str, Any]:
 
 
 # --- parameters ------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _own_names() -> Iterator[None]:
-    """Rename parameters in errors of the recipe, trial and protocol to the classifier's names."""
-    try:
-        yield
-    except ValueError as problem:
-        said = re.sub("^max_epochs ", "max_iter ", str(problem))
-        said = re.sub("^ks must be ", "ks must be None or ", said)
-        auto = "k|learning_rate|batch_size|hidden_layer_sizes|max_iter"
-        said = re.sub(f"^({auto}) must be ", r"\1 must be 'auto' or ", said)
-        raise ValueError(said) from None
 
 
 def _is_auto(value: Any) -> bool:

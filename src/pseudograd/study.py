@@ -42,7 +42,7 @@ from pseudograd.search.networks import (
 )
 from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, OwnProtocol, Protocol
 from pseudograd.search.study import Progress, Runner
-from pseudograd.words import counted, fraction, joined, shown
+from pseudograd.words import counted, fraction, joined, renamed, shown
 
 
 class Study(search.Study):
@@ -174,7 +174,8 @@ class Study(search.Study):
         self.classes: list[str | int] = list(range(outputs) if classes is None else classes)
         if len(self.classes) != outputs:
             raise ValueError(
-                f"classes must name the network's {outputs} outputs, not {len(self.classes)}"
+                f"network must have an output for each of the {len(self.classes)} classes, not "
+                f"{outputs}"
             )
         protocol = _protocol(
             NetworkProtocol,
@@ -444,12 +445,7 @@ class Study(search.Study):
         """Return a summary of the finished study in a few lines."""
         from pseudograd.report.summary import summary
 
-        return summary(
-            self.result,
-            self.assessment or None,
-            options=False,
-            compared_before=self.compared_before,
-        )
+        return summary(self.result, self.assessment or None, compared_before=self.compared_before)
 
 
 def _facts(examples: Examples, classes: list[str | int]) -> dict[str, Any]:
@@ -523,9 +519,7 @@ def _protocol(
     learning_rates: Sequence[float],
     **settings: int,
 ) -> Protocol:
-    try:
+    with renamed(ks="k"):
         return kind(
             recipe, ks=tuple(map(as_k, k)), learning_rates=tuple(learning_rates), **settings
         )
-    except ValueError as problem:
-        raise ValueError(str(problem).replace("ks must", "k must", 1)) from problem

@@ -6,9 +6,10 @@ standard library.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 _LETTERS = (
@@ -232,6 +233,27 @@ def shown(value: object, most: int = 60) -> str:
     """
     text = " ".join(repr(value).split())
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+@contextlib.contextmanager
+def renamed(**names: str) -> Iterator[None]:
+    """Rename the argument that the message of a ValueError inside the block begins with.
+
+    Example:
+        >>> with renamed(max_epochs="--epochs"):
+        ...     raise ValueError("max_epochs must be a whole number above 0, not 0")
+        Traceback (most recent call last):
+        ...
+        ValueError: --epochs must be a whole number above 0, not 0
+
+    """
+    try:
+        yield
+    except ValueError as problem:
+        name, _, rest = str(problem).partition(" ")
+        if (known := names.get(name.strip("'"))) is None:
+            raise
+        raise ValueError(f"{known} {rest}") from problem
 
 
 def sentence(text: str) -> str:

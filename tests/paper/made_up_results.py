@@ -12,7 +12,7 @@ from typing import Any
 
 from paper.rows import Experiment
 from paper.run import folder_of
-from pseudograd.data.registry import BENCHMARKS
+from pseudograd.data.benchmarks import BENCHMARKS
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.fleet.ramp import level
 from pseudograd.search.ledger import outcome_to_json, trial_to_json

@@ -20,6 +20,7 @@ from pseudograd.cli.options import Parser
 from pseudograd.cli.results import predict, report, runs
 from pseudograd.cli.tune import tune
 from pseudograd.extras import needed_for
+from pseudograd.words import renamed
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
@@ -117,7 +118,8 @@ def run_command(
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        with _plain_warnings(), needed_for(f"pseudograd {options.command}"):
+        names = _names(options.parser)
+        with _plain_warnings(), needed_for(f"pseudograd {options.command}"), renamed(**names):
             status = options.run(options) or 0
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
@@ -135,6 +137,16 @@ def run_command(
         print(f"{program}: {problem}", file=sys.stderr)
         return 1
     return int(status)
+
+
+def _names(parser: Parser) -> dict[str, str]:
+    """Return the option that sets each argument, to name it in errors."""
+    options = [option for option in parser._option_string_actions if option.startswith("--")]
+    return {option[2:].replace("-", "_"): option for option in options} | {
+        "hidden_layer_sizes": "--hidden",
+        "ks": "--k",
+        "max_epochs": "--epochs",
+    }
 
 
 @contextlib.contextmanager

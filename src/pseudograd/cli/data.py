@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def data(commands: Commands) -> None:
     """``pseudograd data fetch`` and ``pseudograd data list``."""
-    from pseudograd.data.registry import BENCHMARKS
+    from pseudograd.data.benchmarks import BENCHMARKS
 
     about = "download benchmark sets, and list those you have"
     parser = add_command(commands, "data", about)

@@ -8,18 +8,23 @@ import hashlib
 import importlib
 import inspect
 import json
-import math
-import os
+import pkgutil
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import as_typed, deadline, numbers, share, typed, whole
+from pseudograd.cli.options import (
+    deadline,
+    number,
+    tell_found,
+    tell_if_trained_on,
+    tell_resumed,
+    told_if_stopped,
+)
 from pseudograd.cli.place import Place
 from pseudograd.cli.results import MIXED
-from pseudograd.cli.telling import tell_found, tell_if_trained_on, tell_resumed, told_if_stopped
 from pseudograd.words import raised
 
 if TYPE_CHECKING:
@@ -37,7 +42,7 @@ _OWN = (
     "image_size",
 )
 _OTHERS = {
-    **dict.fromkeys(("target", "test", "drop", "categories", "numbers", "missing", "group")),
+    **dict.fromkeys(("target", "test_path", "drop", "categories", "numbers", "missing", "group")),
     **dict.fromkeys(("strict", "hidden", "stratify")),
     "activation": "relu",
     "protocol": "bagging",
@@ -62,13 +67,13 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
     )
     own.add_argument(
         "--image-size",
-        type=whole(1, 10**5),
+        type=int,
         metavar="N",
         help="crop the images of a folder to a square and resize them to N×N pixels",
     )
     own.add_argument(
         "--validation",
-        type=share,
+        type=number,
         metavar="F",
         help="validate on this fraction of the training examples (five folds)",
     )
@@ -85,13 +90,13 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
     )
     own.add_argument(
         "--weight-decay",
-        type=numbers(lambda value: 0 <= value < math.inf, "of at least 0, like 0.05"),
+        type=number,
         metavar="W",
         help="weight decay (the default of the optimizer)",
     )
     own.add_argument(
         "--label-smoothing",
-        type=numbers(lambda value: 0 <= value <= 1, "from 0 to 1, like 0.1"),
+        type=number,
         metavar="S",
         help="fraction of the target spread over all classes (0)",
     )
@@ -101,7 +106,7 @@ def refuse_own(options: argparse.Namespace) -> None:
     """Raise ValueError for options that need ``--network`` if it is missing."""
     for name in _OWN:
         if getattr(options, name, None) is not None:
-            raise ValueError(f"{typed(name)} needs --network: add that, or leave out {typed(name)}")
+            raise ValueError(f"{name} needs --network: add that, or leave this out")
 
 
 # --- the search ----------------------------------------------------------------------------------
@@ -111,7 +116,7 @@ def tune_network(options: argparse.Namespace) -> None:
     """Run ``pseudograd tune DATA --network ...``."""
     for name, default in _OTHERS.items():
         if getattr(options, name) != default:
-            raise ValueError(f"{typed(name)} must be left out with --network: it is for tables")
+            raise ValueError(f"{name} must be left out with --network: it is for tables")
     place = Place(options)
     settings = _settings(options)
     arrays = _opened(options)
@@ -145,21 +150,20 @@ def _runner(place: Place, study: Study) -> Iterator[Any]:
 def _opened(options: argparse.Namespace) -> Arrays:
     from pseudograd.data import open_arrays
 
-    with as_typed():
-        return open_arrays(
-            options.data,
-            test_fraction=options.test_fraction,
-            image_size=options.image_size,
-            data_dir=options.data_dir,
-        )
+    return open_arrays(
+        options.data,
+        test_fraction=options.test_fraction,
+        image_size=options.image_size,
+        data_dir=options.data_dir,
+    )
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of the study, except the data."""
     given = {
         "k": options.k,
-        "learning_rates": options.rates,
-        "epochs": options.max_epochs,
+        "learning_rates": options.learning_rates,
+        "epochs": options.epochs,
         "batch_size": options.batch_size,
         "schedule": options.schedule,
         "clip": options.clip,
@@ -182,23 +186,16 @@ def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
 
     from pseudograd.words import nearest
 
-    there = {
-        name.lower(): kind
-        for name, kind in vars(torch.optim).items()
-        if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
-    }
-    del there["optimizer"]
     named = options.optimizer or "AdamW"
-    kind = there.get(named.lower())
-    if kind is None:
-        names = [one.__name__ for one in there.values()]
-        raise ValueError(f"--optimizer {named} is not in torch.optim: give {nearest(named, names)}")
+    there = {name.lower(): name for name in torch.optim.__all__}
+    kind = getattr(torch.optim, there.get(named.lower(), ""), None)
+    if not inspect.isclass(kind):
+        known = nearest(named, there.values())
+        raise ValueError(f"--optimizer {named} is not in torch.optim: give {known}")
     settings = {"weight_decay": options.weight_decay, "momentum": options.momentum}
     for name, value in settings.items():
         if value is not None and name not in inspect.signature(kind).parameters:
-            raise ValueError(
-                f"{typed(name)} cannot be set for --optimizer {kind.__name__}: leave it out"
-            )
+            raise ValueError(f"{name} cannot be set for --optimizer {kind.__name__}: leave it out")
     return {"optimizer": kind, **settings}
 
 
@@ -208,30 +205,17 @@ def _study(options: argparse.Namespace, arrays: Arrays, settings: dict[str, Any]
 
     called = options.network
     network = _network(called)
-    name = "stdin" if options.data == "-" else Path(options.data).resolve().name
+    name = Path(options.data).resolve().name
     folder = options.out or Path("runs") / _folder_name(name, called, network, arrays, settings)
-    try:
-        study = Study(
-            network,
-            arrays.train,
-            arrays.test,
-            folder=folder,
-            name=name,
-            classes=arrays.classes,
-            **settings,
-        )
-    except ValueError as problem:
-        argument, _, complaint = str(problem).partition(" ")
-        if argument == "classes" and complaint.startswith("must name"):
-            count = len(arrays.classes or ())
-            raise ValueError(
-                f"--network {called} has more outputs than {options.data} has classes: give it "
-                f"{count}"
-            ) from problem
-        if argument not in settings:
-            raise
-        option = {"epochs": "max_epochs", "learning_rates": "rates"}.get(argument, argument)
-        raise ValueError(f"{typed(option)} {complaint}") from problem
+    study = Study(
+        network,
+        arrays.train,
+        arrays.test,
+        folder=folder,
+        name=name,
+        classes=arrays.classes,
+        **settings,
+    )
     write_json(folder / NETWORK, {"network": called, "image_size": options.image_size})
     return study
 
@@ -294,35 +278,21 @@ def imported(called: str, option: str = "--network") -> Callable[..., Any]:
         <class 'torch.nn.modules.linear.Identity'>
 
     """
-    module_name, _, function = called.partition(":")
-    if not module_name or not function or module_name.endswith(".py") or os.sep in module_name:
-        raise ValueError(
-            f"{option} must be module:function, such as nets:net for net() in nets.py, not "
-            f"{called!r}"
-        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = pkgutil.resolve_name(called)
     except (Exception, SystemExit) as problem:
-        missing = getattr(problem, "name", None) or "."
-        if isinstance(problem, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing}."):
-            raise ValueError(
-                f"{option} {called}: there is no module {missing!r} in this folder or installed: "
-                "run the command in its folder"
-            ) from problem
         raise ValueError(
-            f"{option} {called}: importing {module_name} fails ({raised(problem)})"
+            f"{option} {called} cannot be imported ({raised(problem)}): name module:function, such "
+            "as nets:net for net() in nets.py, and run the command in the folder of nets.py"
         ) from problem
-    for part in function.split("."):
-        if not hasattr(found, part):
-            raise ValueError(f"{option} {called}: {module_name} has no {function!r}")
-        found = getattr(found, part)
     if not callable(found):
         raise ValueError(
-            f"{option} {called}: {function} must be a function, not a {type(found).__name__}"
+            f"{option} {called} must be a function, such as nets:net for net() in nets.py, not a "
+            f"{type(found).__name__}"
         )
     result: Callable[..., Any] = found
     return result

@@ -1,20 +1,20 @@
-"""Command-line options: their types, and one-line errors for bad values."""
+"""What the commands share: options, their types, and messages."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import math
+import sys
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pseudograd.files import reason
 from pseudograd.words import sentence
 
 if TYPE_CHECKING:
     from pseudograd.fleet import Ramp
-    from pseudograd.search import Deadline
+    from pseudograd.search import Deadline, Study
 
     Commands = argparse._SubParsersAction["Parser"]
 
@@ -50,13 +50,12 @@ def add_k(
     *,
     ramps: bool = False,
 ) -> None:
-    """Add ``--k``, which takes several distinct values of k and, optionally, ramps."""
+    """Add ``--k``, which takes several values of k and, optionally, ramps."""
     others = "; '0.5→2' or '0.5->2' for one that changes during training" if ramps else ""
     parser.add_argument(
         "--k",
-        type=or_ramp(sensitivity) if ramps else sensitivity,
+        type=number_or_ramp if ramps else number,
         nargs="+",
-        action=Different,
         metavar="K",
         help=f"values of k to try{others} ({default})",
     )
@@ -65,7 +64,7 @@ def add_k(
 def add_time_limit(parser: argparse._ActionsContainer) -> None:
     """Add ``--time-limit``."""
     about = "stop after this many minutes; the same command resumes from there"
-    parser.add_argument("--time-limit", type=positive, metavar="MINUTES", help=about)
+    parser.add_argument("--time-limit", type=number, metavar="MINUTES", help=about)
 
 
 def deadline(options: argparse.Namespace) -> Deadline:
@@ -75,108 +74,24 @@ def deadline(options: argparse.Namespace) -> Deadline:
     return Deadline(None if options.time_limit is None else 60 * options.time_limit)
 
 
-class Different(argparse.Action):
-    """Store a list of distinct values."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        """Check and store the values."""
-        assert isinstance(values, list)
-        if len(set(values)) < len(values):
-            raise argparse.ArgumentError(self, "a value is repeated: give each once")
-        setattr(namespace, self.dest, values)
-
-
-def whole(least: int, beyond: int = 2**63) -> Callable[[str], int]:
-    """Return the type of an option that takes integers from ``least`` to below ``beyond``."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
-        if value >= beyond:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number below {beyond}")
-        return value
-
-    return parse
-
-
 def number(text: str) -> float:
-    """Return a number or fraction; NaN, which is outside every range, if it cannot be parsed."""
-    over, stroke, under = text.partition("/")
+    """Return a number or a fraction, like 0.25 or 1/4."""
     try:
-        return int(over) / int(under) if stroke else float(text)
-    except (ValueError, ArithmeticError):  # not a number, division by 0, or overflow
-        return math.nan
+        return float(Fraction(text))
+    except ArithmeticError as problem:  # argparse reports only ValueError
+        raise ValueError(str(problem)) from problem
 
 
-def numbers(allowed: Callable[[float], bool], which: str) -> Callable[[str], float]:
-    """Return the type of an option that takes numbers in a range; ``which`` describes it."""
+def number_or_ramp(text: str) -> float | Ramp:
+    """Return a number, or a ramp of k like 0.5→2."""
+    if "→" not in text and "->" not in text:
+        return number(text)
+    from pseudograd.fleet import Ramp
 
-    def parse(text: str) -> float:
-        if not allowed(value := number(text)):
-            raise argparse.ArgumentTypeError(f"{text!r} must be a number {which}")
-        return value
-
-    return parse
-
-
-positive = numbers(lambda value: 0 < value < math.inf, "above 0, like 0.25 or 1/4")
-share = numbers(lambda value: 0 < value < 1, "between 0 and 1, like 0.2")
-
-
-def sensitivity(text: str) -> float:
-    """Return a value of k; the type of ``--k``."""
-    from pseudograd.rules.checks import check_k
-
-    value = positive(text)
     try:
-        check_k(value)
-    except ValueError as problem:
-        advice = f"{text!r} must be from 2^-100 to 2^100, like 0.25 or 1/4"
-        raise argparse.ArgumentTypeError(advice) from problem
-    return value
-
-
-def or_ramp(number: Callable[[str], float]) -> Callable[[str], float | Ramp]:
-    """Return the type of an option that takes a number or a ramp of k, like 0.5→2."""
-
-    def parse(text: str) -> float | Ramp:
-        if "→" not in text and "->" not in text:
-            return number(text)
-        from pseudograd.fleet import Ramp
-
-        try:
-            return Ramp.parse(text)
-        except ValueError as problem:
-            raise argparse.ArgumentTypeError(str(problem)) from problem
-
-    return parse
-
-
-def file(text: str) -> Path:
-    """Return the path of a writable file, checked before a long run rather than after it."""
-    path = Path(text)
-    existed = path.exists()
-    try:
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.resolve().unlink()  # the target of a link, not the link
-    except OSError as problem:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} cannot be written ({reason(problem)}): name a file in a folder you may "
-            "write to"
-        ) from problem
-    return path
+        return Ramp.parse(text)
+    except ValueError as problem:  # argparse would not say why
+        raise argparse.ArgumentTypeError(str(problem)) from problem
 
 
 def is_same_file(one: str | Path, other: str | Path) -> bool:
@@ -184,25 +99,7 @@ def is_same_file(one: str | Path, other: str | Path) -> bool:
     return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
 
 
-def typed(name: str) -> str:
-    """Return an option as the user types it.
-
-    >>> typed("max_epochs")
-    '--max-epochs'
-    """
-    return "--" + name.replace("_", "-")
-
-
-@contextlib.contextmanager
-def as_typed() -> Iterator[None]:
-    """Name the options in errors of the data as the user types them."""
-    from pseudograd.data.columns import OptionError
-
-    try:
-        yield
-    except OptionError as problem:
-        option = problem.option.removesuffix("_path")
-        raise ValueError(f"{typed(option)} {problem.complaint}") from problem
+# --- messages ------------------------------------------------------------------------------------
 
 
 def kept(trials: int) -> str:
@@ -210,3 +107,56 @@ def kept(trials: int) -> str:
     from pseudograd.words import counted
 
     return f"{counted(trials, 'trial')} kept, and the same command resumes from there"
+
+
+def tell_if_trained_on(run: Study, file: str, count: int) -> None:
+    """Report that the error is partly on training examples, if the file is that of the run."""
+    known = run.data
+    if Path(file).name == known["name"] and count == known["train_size"] + known["test_size"]:
+        print(
+            "by name and size, this is the data of the search: the model was trained on "
+            f"{known['train_size']:,} of these examples, so the error on new ones may be higher",
+            file=sys.stderr,
+        )
+
+
+def tell_resumed(study: Study) -> None:
+    """Report finished trials, and ledger lines that could not be read."""
+    from pseudograd.search.display import tell_set_aside
+
+    tell_set_aside(study.ledger)
+    if done := len(study.ledger):
+        print(f"resuming {study.folder}: {done} trials are done", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def told_if_stopped(study: Study, lower: str) -> Iterator[None]:
+    """Turn Ctrl-C and out-of-memory errors into one sentence; ``lower`` names what to lower."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped by Ctrl-C; {kept(len(study.ledger))}") from None
+    except (MemoryError, RuntimeError) as problem:
+        if not lacks_memory(problem):
+            raise
+        raise ValueError(f"not enough memory for these networks: lower {lower}") from problem
+
+
+def tell_found(study: Study, made: str | None) -> None:
+    """Print the result and where it is saved; ``made`` names the model, None if unfinished."""
+    from pseudograd.report.summary import study_summary
+
+    print(study_summary(study) if made else f"time limit reached; {kept(len(study.ledger))}")
+    if study.ledger:
+        print(f"page: {study.report()}")
+    print(f"{f'{made}, ledger' if made else 'ledger'} and everything else: {study.folder}")
+
+
+def lacks_memory(problem: Exception) -> bool:
+    """Return whether an error means that memory ran out."""
+    import torch
+
+    said = str(problem)  # PyTorch has no exception class for this on a CPU
+    return isinstance(problem, MemoryError | torch.OutOfMemoryError) or (
+        "can't allocate memory" in said or "not enough memory" in said
+    )

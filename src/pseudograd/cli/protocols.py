@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import Different, add_k, add_values, numbers, positive, whole
+from pseudograd.cli.options import add_k, add_values, number
 
 if TYPE_CHECKING:
     from pseudograd.data import Dataset, Encoder
@@ -29,7 +29,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         "sizes of the hidden layers; 0 for none (two of 32 to 128, depending on the number of "
         "rows; --protocol paper: 400)"
     )
-    network.add_argument("--hidden", type=whole(0, 10**8), nargs="+", metavar="SIZE", help=sizes)
+    network.add_argument("--hidden", type=int, nargs="+", metavar="SIZE", help=sizes)
     # Copied from `fleet.recipe`, which is too slow to import for every command.
     network.add_argument(
         "--activation",
@@ -41,9 +41,9 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     epochs = "maximum number of epochs (depends on the number of rows; --protocol paper: 1000)"
     add_values(
         network,
-        ("--batch-size", whole(1), "N", "examples per step (depends on the number of rows)"),
-        ("--clip", positive, "CLIP", clip),
-        ("--max-epochs", whole(1), "EPOCHS", epochs),
+        ("--batch-size", int, "N", "examples per step (depends on the number of rows)"),
+        ("--clip", number, "CLIP", clip),
+        ("--epochs", int, "EPOCHS", epochs),
     )
 
 
@@ -66,25 +66,21 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     default = "2 1 1/2; --protocol paper: 4 to 1/4 and, with up to one hidden layer, 1/8 1/16"
     add_k(search, default, ramps=True)
-    rate = numbers(lambda rate: 1e-9 <= rate <= 1e9, "from 1e-9 to 1e9, like 0.1")
     rates = "learning rates to start from (0.003 0.01 0.03; --protocol paper: found by a sweep)"
-    search.add_argument(
-        "--rates", type=rate, nargs="+", action=Different, metavar="RATE", help=rates
-    )
+    search.add_argument("--learning-rates", type=number, nargs="+", metavar="RATE", help=rates)
     each = "networks per pair of k and rate (5, one per fold; --protocol paper: 7, 10 for mnist)"
-    add_values(search, ("--repetitions", whole(1, 10**5), "N", each))
+    add_values(search, ("--repetitions", int, "N", each))
     seed = "random seed of the folds, the initial weights and the shuffling (%(default)s)"
-    search.add_argument("--seed", type=whole(0, 2**32), default=0, help=seed)
+    search.add_argument("--seed", type=int, default=0, help=seed)
     paper = parser.add_argument_group("only with --protocol paper or --network")
-    momentum = numbers(lambda value: 0 <= value < 1, "in [0, 1), like 0.9")
     optimizer = "sgd, adam or rmsprop (sgd); with --network any of torch.optim (AdamW)"
     patience = "stop after this many epochs without improvement (15; with --network never)"
     add_values(
         paper,
         ("--optimizer", str, "NAME", optimizer),
-        ("--momentum", momentum, "MOMENTUM", "momentum of sgd (0.9; with --network: none)"),
-        ("--patience", whole(1), "EPOCHS", patience),
-        ("--retrainings", whole(1, 10**5), "N", "final networks of the chosen k and of k = 1 (5)"),
+        ("--momentum", number, "MOMENTUM", "momentum of sgd (0.9; with --network: none)"),
+        ("--patience", int, "EPOCHS", patience),
+        ("--retrainings", int, "N", "final networks of the chosen k and of k = 1 (5)"),
     )
     stratify = "stratify the folds by class, as bagging and --network always do"
     paper.add_argument("--stratify", action="store_true", default=None, help=stratify)
@@ -103,7 +99,7 @@ def protocol_of(options: argparse.Namespace, data: Dataset, encoder: Encoder) ->
         return _paper(options, data, (400,) if hidden is None else hidden)
     for name in _PAPER:
         if getattr(options, name) is not None:
-            raise ValueError(f"--{name} needs --protocol paper: add that, or leave out --{name}")
+            raise ValueError(f"{name} needs --protocol paper: add that, or leave this out")
     return _bagging(options, data, encoder, hidden)
 
 
@@ -121,18 +117,13 @@ def _bagging(
         activation=options.activation,
         batch_size=options.batch_size,
         clip=options.clip,
-        max_epochs=options.max_epochs,
+        max_epochs=options.epochs,
     )
-    if options.repetitions and options.repetitions % 5:
-        wrong = options.repetitions
-        raise ValueError(
-            f"--repetitions must be a multiple of 5, one network per fold, not {wrong}"
-        )
     return bagging_for(
         recipe,
         data.train_size,
-        ks=tuple(options.k) if options.k else None,
-        learning_rates=tuple(options.rates) if options.rates else None,
+        ks=options.k,
+        learning_rates=options.learning_rates,
         repetitions=options.repetitions,
         seed=options.seed,
     )
@@ -146,13 +137,22 @@ def _paper(options: argparse.Namespace, data: Dataset, hidden: tuple[int, ...]) 
         raise ValueError(
             "--metric must be left out with --protocol paper, which always uses the error"
         )
+    defaults = {
+        **_PAPER,
+        "k": ks_for(len(hidden)),
+        "learning_rates": (),
+        "batch_size": batch_size_for(data.train_size),
+        "clip": clip_for(len(hidden)),
+        "epochs": 1000,
+        "repetitions": repetitions_for(data.name),
+    }
     given: dict[str, Any] = {
         name: default if getattr(options, name) is None else getattr(options, name)
-        for name, default in _PAPER.items()
+        for name, default in defaults.items()
     }
     if given["optimizer"] not in _OPTIMIZERS:
         raise ValueError(
-            f"--optimizer must be one of {', '.join(_OPTIMIZERS)}, not {given['optimizer']!r}"
+            f"optimizer must be one of {', '.join(_OPTIMIZERS)}, not {given['optimizer']!r}"
         )
     recipe = MLPRecipe(
         data.name,
@@ -161,20 +161,20 @@ def _paper(options: argparse.Namespace, data: Dataset, hidden: tuple[int, ...]) 
         momentum=given["momentum"],
         optimizer=given["optimizer"],
         activation=options.activation,
-        batch_size=options.batch_size or batch_size_for(data.train_size),
-        clip=options.clip or clip_for(len(hidden)),
+        batch_size=given["batch_size"],
+        clip=given["clip"],
         patience=given["patience"],
         ties="last",
-        max_epochs=options.max_epochs or 1000,
+        max_epochs=given["epochs"],
         stratified=given["stratify"],
     )
-    rates = options.rates or []
+    rates = given["learning_rates"]
     return Protocol(
         recipe,
-        ks=tuple(options.k or ks_for(len(hidden))),
+        ks=given["k"],
         initial_rate=rates[0] if len(rates) == 1 else None,
-        learning_rates=tuple(rates) if len(rates) > 1 else (),
-        repetitions=options.repetitions or repetitions_for(data.name),
+        learning_rates=rates if len(rates) > 1 else (),
+        repetitions=given["repetitions"],
         retrainings=given["retrainings"],
         seed=options.seed,
     )

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import add_command, as_typed, file, is_same_file, or_ramp, positive
-from pseudograd.cli.telling import tell_if_trained_on
+from pseudograd.cli.options import add_command, is_same_file, number_or_ramp, tell_if_trained_on
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,7 +33,7 @@ def predict(commands: Commands) -> None:
     )
     parser.add_argument(
         "--k",
-        type=lambda text: text if text == MIXED else or_ramp(positive)(text),
+        type=lambda text: text if text == MIXED else number_or_ramp(text),
         metavar="K",
         help="apply the model with this k instead of the chosen one: 1, or, with --ensemble and "
         "your own network, mixed",
@@ -57,7 +56,7 @@ def predict(commands: Commands) -> None:
         metavar="MODULE:FUNCTION",
         help="the function that returns your own network, if it has moved",
     )
-    parser.add_argument("--out", type=file, metavar="FILE", help="write here instead of printing")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write here instead of printing")
     parser.set_defaults(run=_run_predict)
 
 
@@ -106,8 +105,7 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
     for name in keep:
         if name in (encoder.target, *names):
             raise ValueError(f"--keep names {name!r}, a column of the predictions: leave it out")
-    with as_typed():
-        frame, kept = read_rows(options.file, encoder, keep)
+    frame, kept = read_rows(options.file, encoder, keep)
     probabilities = model.probabilities(torch.from_numpy(encoder.transform(frame)))
     for line in new_categories(frame, encoder) + out_of_range(frame, encoder):
         print(line, file=sys.stderr)

@@ -13,14 +13,15 @@ from pseudograd.cli.options import (
     add_command,
     add_time_limit,
     add_values,
-    as_typed,
     deadline,
     is_same_file,
-    share,
+    number,
+    tell_found,
+    tell_resumed,
+    told_if_stopped,
 )
 from pseudograd.cli.place import Place, add_place
 from pseudograd.cli.protocols import add_network, add_search, protocol_of
-from pseudograd.cli.telling import tell_found, tell_resumed, told_if_stopped
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 def tune(commands: Commands) -> None:
     """``pseudograd tune``: find the best k and learning rate for a data set."""
-    from pseudograd.data.registry import BENCHMARKS
+    from pseudograd.data.benchmarks import BENCHMARKS
 
     about = "train networks with several k and learning rates, and keep the best ensemble"
     parser = add_command(commands, "tune", about)
@@ -60,8 +61,8 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     add_values(
         table,
         ("--target", str, "NAME", "column of labels"),
-        ("--test", str, "FILE", "file with the test set, instead of held-out rows"),
-        ("--test-fraction", share, "F", held_out),
+        ("--test-path", str, "FILE", "file with the test set, instead of held-out rows"),
+        ("--test-fraction", number, "F", held_out),
         ("--group", str, "NAME", group),
     )
     for name, metavar, about in (
@@ -83,6 +84,8 @@ def _run_tune(options: argparse.Namespace) -> None:
 
     if options.k and 1 not in options.k:
         raise ValueError("--k must include 1: the chosen k is compared with it")
+    if options.retrainings == 0:
+        raise ValueError("--retrainings must be 1 or more, or there is no model to save")
     if options.network is not None:
         tune_network(options)
         return
@@ -117,22 +120,21 @@ def _run_tune(options: argparse.Namespace) -> None:
 def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
     from pseudograd.data import open_data
 
-    if options.test and is_same_file(options.test, options.data):
-        raise ValueError(f"--test {options.test} is the training file itself: name another")
-    with as_typed():
-        return open_data(
-            options.data,
-            target=options.target,
-            test_path=options.test,
-            test_fraction=options.test_fraction,
-            drop=options.drop,
-            categories=options.categories,
-            numbers=options.numbers,
-            missing=options.missing,
-            group=options.group,
-            strict=options.strict,
-            data_dir=options.data_dir,
-        )
+    if options.test_path and is_same_file(options.test_path, options.data):
+        raise ValueError(f"--test-path {options.test_path} is the training file: name another")
+    return open_data(
+        options.data,
+        target=options.target,
+        test_path=options.test_path,
+        test_fraction=options.test_fraction,
+        drop=options.drop,
+        categories=options.categories,
+        numbers=options.numbers,
+        missing=options.missing,
+        group=options.group,
+        strict=options.strict,
+        data_dir=options.data_dir,
+    )
 
 
 def _tell_table(data: Dataset, encoder: Encoder) -> None:

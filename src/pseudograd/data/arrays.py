@@ -13,15 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudograd.data.benchmarks import load
-from pseudograd.data.columns import OptionError, Refusal
-from pseudograd.data.dataset import digits
-from pseudograd.data.memory import check_size
-from pseudograd.data.opening import opened
-from pseudograd.data.parts import draw
-from pseudograd.data.readers import array_in, arrays_in
-from pseudograd.data.reading import in_a_sentence, name_of
-from pseudograd.data.registry import BENCHMARKS
+from pseudograd.data.benchmarks import BENCHMARKS, load
+from pseudograd.data.columns import Refusal
+from pseudograd.data.dataset import check_size, digits
+from pseudograd.data.parts import check_fraction, draw
+from pseudograd.data.reading import array_in, arrays_in, in_a_sentence, name_of, opened
 from pseudograd.data.survey import Note
 from pseudograd.extras import needed_for
 from pseudograd.words import counted, first_line, listed, nearest
@@ -139,6 +135,9 @@ def open_arrays(
 
     """
     path = Path(source)
+    check_fraction(test_fraction)
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"image_size must be 1 or more, not {image_size}")
     if str(source) in KNOWN:
         _refuse(source, "has a test set of its own", test_fraction=test_fraction)
         _refuse(source, "has images of one size", image_size=image_size)
@@ -147,7 +146,7 @@ def open_arrays(
     if path.is_dir():
         return _folder(path, test_fraction, image_size)
     _refuse(source, "is not a folder of images", image_size=image_size)
-    if str(source) != "-" and ".npz" not in [suffix.lower() for suffix in path.suffixes]:
+    if ".npz" not in [suffix.lower() for suffix in path.suffixes]:
         if not path.exists() and not path.suffix:
             raise ValueError(
                 f"data {path.name!r} is not known: give {nearest(path.name, KNOWN)}, an .npz file "
@@ -163,7 +162,7 @@ def open_arrays(
 def _refuse(source: str | Path, why: str, **options: object) -> None:
     for option, given in options.items():
         if given is not None:
-            raise OptionError(option, f"must be left out: {source} {why}")
+            raise ValueError(f"{option!r} must be left out: {source} {why}")
 
 
 def _parted(
@@ -346,15 +345,14 @@ def _read(
             sizes.setdefault(image.size[::-1] if turned else image.size, path)
     if image_size is None and len(sizes) > 1:
         (one, its), (other, others) = list(sizes.items())[:2]
-        raise OptionError(
-            "image_size",
-            f"must be given, such as 64, to resize the images in {folder}: they differ in size "
-            f"({one[0]}×{one[1]} in {its.name}, {other[0]}×{other[1]} in {others.name})",
+        raise ValueError(
+            f"'image_size' must be given, such as 64, to resize the images in {folder}: they "
+            f"differ in size ({one[0]}×{one[1]} in {its.name}, {other[0]}×{other[1]} in "
+            f"{others.name})"
         )
     channels = channels or (1 if grey else 3)
     width, height = next(iter(sizes)) if image_size is None else (image_size, image_size)
-    with in_a_sentence(str(folder)):
-        check_size(2 * len(files) * channels * height * width, "would take")
+    check_size(str(folder), 2 * len(files) * channels * height * width, "images")
     pictures = np.empty((len(files), height, width, channels), np.uint8)
     for at, path in enumerate(files):
         with _image(path) as image:

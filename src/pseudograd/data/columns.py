@@ -51,14 +51,6 @@ class Refusal(ValueError):
     """A file that can be read but not used; the message continues a sentence after its name."""
 
 
-class OptionError(ValueError):
-    """An option that does not fit the data: its Python name, and the rest of the sentence."""
-
-    def __init__(self, option: str, complaint: str) -> None:
-        super().__init__(f"{option!r} {complaint}")
-        self.option, self.complaint = option, complaint
-
-
 @dataclass(frozen=True)
 class Choices:
     """The user's options for the columns; `load_table` explains them."""
@@ -177,9 +169,9 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
             if found := read_numbers(there, counts, comma, forced):
                 values, form = found
                 if np.isnan(values).all():
-                    raise OptionError(
-                        "numbers",
-                        f"names {name!r}, which has no numbers, but {there[0]!r}: leave it out",
+                    raise ValueError(
+                        f"'numbers' names {name!r}, which has no numbers, but {there[0]!r}: leave "
+                        "it out"
                     )
                 column = pd.Series(spread(values, to, np.nan), entries.index)
                 doubts = _unread(name, there, counts, np.isnan(values))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pseudograd.extras import needed_for
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FOLDS = 5  # of cross-validation
 
@@ -32,6 +38,8 @@ class Dataset:
             None if no example was split.
         groups: The group index of each example. A group is never split between folds. -1 in a test
             set with unknown groups; None if there are no groups.
+        frame: The first columns of the file that the training examples come from, to show examples
+            as they are there; None without a file.
 
     Example:
         >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,
@@ -50,6 +58,7 @@ class Dataset:
     rows: Tensor | None = None
     pieces_of: Tensor | None = None
     groups: Tensor | None = None
+    frame: DataFrame | None = None
 
     def __post_init__(self) -> None:
         if self.features.dim() != 2 or len(self.features) != len(self.labels):
@@ -99,6 +108,22 @@ class Dataset:
             if tensor is not None:
                 digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def memory() -> int:
+    """Return the size of this machine's memory in bytes; 1 TiB if the system does not report it."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 2**40
+
+
+def check_size(place: str, size: float, what: str) -> None:
+    """Raise if the features or images of a data set need more than half of the memory."""
+    if size > memory() / 2:
+        raise ValueError(
+            f"{place} has {what} that take {size / 2**30:,.1f} GB, more than half of the memory "
+            f"({memory() / 2**30:,.1f} GB): take a sample of the rows, or fewer columns"
+        )
 
 
 def _check_weights(weights: Tensor, examples: int) -> None:

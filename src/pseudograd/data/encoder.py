@@ -207,14 +207,6 @@ class Encoder:
             return dict.fromkeys(feature_names(math.prod(self.pixels)), "numbers")
         return {column.name: column.kind for column in self.columns}
 
-    def decode(self, features: NDArray[Any]) -> dict[str, str]:
-        """Return a row of features as table entries, by column."""
-        row, rest = {}, features
-        for column in self.columns:
-            row[column.name] = column.show(rest[: column.width])
-            rest = rest[column.width :]
-        return row
-
     def encode_labels(self, labels: Series | Sequence[Label]) -> NDArray[np.int64]:
         """Return the class index of each label."""
         import pandas as pd

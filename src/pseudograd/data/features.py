@@ -89,7 +89,7 @@ class Scale:
     def of(cls, low: float, first: float, median: float, third: float, high: float) -> Scale:
         """Return the scaling of numbers with this minimum, these quartiles and this maximum."""
         for wanted, width in ((1.0, third - first), (2.0, high - low)):
-            # Numbers near the ends of float64 have no finite range, or none that can be inverted.
+            # Numbers near the ends of float64 have no finite range, or none to divide by.
             if 1e-300 < width < math.inf:
                 return cls(float(median), wanted / float(width))
         return cls(float(median), 0.0)
@@ -99,17 +99,6 @@ class Scale:
         scaled = (np.where(np.isnan(values), self.median, values) - self.median) * self.factor
         scaled = scaled.clip(-1e9, 1e9)  # avoids inf / inf
         return scaled / np.hypot(1, scaled / _SOFT)
-
-    def invert(self, feature: float, low: float = -math.inf, high: float = math.inf) -> str:
-        """Return the number behind a feature, with as many digits as float32 preserves."""
-        if not self.factor:
-            return f"{self.median:g}"
-        room = 1 - (feature / _SOFT) ** 2
-        if room < 1e-6:  # too close to the limit to recover the number
-            return f"{low if feature < 0 else high:g}"
-        value = self.median + feature / math.sqrt(room) / self.factor
-        error = 4e-7 * room**-1.5 / self.factor
-        return f"{min(max(round(value, -math.ceil(math.log10(error))), low), high):g}"
 
 
 @dataclass(frozen=True)
@@ -201,13 +190,6 @@ class Numbers:
         values = pd.Series(self.values(column), column.index)
         return values[(values < self.low) | (values > self.high)]
 
-    def show(self, features: Features) -> str:
-        """Return the entry behind these features as a string."""
-        if self.missing and features[1]:
-            return "missing"
-        scale = Scale(self.median, self.factor)
-        return scale.invert(float(features[0]), self.low, self.high)
-
 
 @dataclass(frozen=True)
 class Categories:
@@ -293,11 +275,6 @@ class Categories:
         known = np.array([text in self.categories for text in texts], bool)
         new = ~(known | gaps_in(texts, TEXT_GAPS, self.codes))
         return column[spread(new, places, False)]
-
-    def show(self, features: Features) -> str:
-        """Return the entry behind these features as a string."""
-        names = [*self.categories, *["other"] * self.other, "missing"]
-        return next((name for name, set_ in zip(names, features, strict=False) if set_), "other")
 
 
 @dataclass(frozen=True)
@@ -391,21 +368,6 @@ class Dates:
                 )
             return times
         return times_of(texts, self.format or "ISO8601")
-
-    def show(self, features: Features) -> str:
-        """Return the entry behind these features as a string."""
-        import pandas as pd
-
-        if self.missing and features[-1]:
-            return "missing"
-        told = {
-            part: Scale(median, factor).invert(float(feature))
-            for (part, median, factor), feature in zip(self.parts, features, strict=False)
-        }
-        if math.isfinite(float(told.get("days", "inf"))):
-            day = self._first.normalize() + pd.Timedelta(days=round(float(told.pop("days"))))
-            told = {"": day.date().isoformat()} | {k: v for k, v in told.items() if k == "hour"}
-        return ", ".join(f"{part} {value}".strip() for part, value in told.items())
 
 
 def _orders(format_: str) -> set[str]:

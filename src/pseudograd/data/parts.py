@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pseudograd.data.columns import OptionError
 from pseudograd.data.dataset import FOLDS, Dataset
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.features import Categories
 from pseudograd.words import counted
-
-_BLOCK = 1 << 16  # words that are hashed at once, so that they stay in the cache
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 
 
 def draw(
@@ -52,6 +47,12 @@ def draw(
     return drawn
 
 
+def check_fraction(test_fraction: float | None) -> None:
+    """Raise unless a share of the examples can be held out as the test set."""
+    if test_fraction is not None and not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction must lie between 0 and 1, not {test_fraction}")
+
+
 def _draw_groups(
     classes: NDArray[np.intp],
     fraction: float,
@@ -84,10 +85,9 @@ def _draw_groups(
         if (left - np.bincount(classes[rows], minlength=len(left)) >= 1).all():
             drawn[rows] = True
             return drawn
-    raise OptionError(
-        "group",
-        f"has {counted(len(members), 'group')}, none of which can be the test set: name a "
-        "column with more groups, or give a test file",
+    raise ValueError(
+        f"'group' has {counted(len(members), 'group')}, none of which can be the test set: name a "
+        "column with more groups, or give a test file"
     )
 
 
@@ -128,9 +128,13 @@ def count_copies(rows: Sequence[NDArray[Any]], others: Sequence[NDArray[Any]]) -
         1
 
     """
-    hashes, known = _hashes(rows), np.sort(_hashes(others))
-    places = np.searchsorted(known, hashes).clip(max=len(known) - 1)  # faster than `np.isin`
-    return int((known[places] == hashes).sum())
+    known = set(_hashes(others))
+    return sum(found in known for found in _hashes(rows))
+
+
+def _hashes(arrays: Sequence[NDArray[Any]]) -> Iterator[int]:
+    for row in zip(*arrays, strict=True):
+        yield hash(tuple(part.tobytes() for part in row))
 
 
 def copies_in_words(count: int, of: int, what: str) -> str:
@@ -146,20 +150,3 @@ def copies_in_words(count: int, of: int, what: str) -> str:
         f"{count:,} of {of:,} test {what}s {copies} of a training {what}: the test error may look "
         "too low"
     )
-
-
-def _hashes(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
-    """Return a number for each row; different rows have the same with a probability of 2^-60."""
-    random = np.random.default_rng(0)
-    hashes = np.zeros(len(arrays[0]), np.uint64)
-    for array in arrays:
-        flat = np.ascontiguousarray(array).reshape(len(array), math.prod(array.shape[1:]))
-        is_whole = flat.shape[1] * flat.itemsize % 4 == 0
-        words: NDArray[Any] = flat.view(np.uint32 if is_whole else np.uint8)
-        factors = random.integers(2**63, size=words.shape[1], dtype=np.uint64)
-        size = max(_BLOCK // max(words.shape[1], 1), 1)
-        for at in range(0, len(words), size):
-            mixed = words[at : at + size].astype(np.uint64) * _ODD
-            mixed ^= mixed >> np.uint64(32)
-            hashes[at : at + size] += mixed @ factors
-    return hashes

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pseudograd.data.benchmarks import load
+from pseudograd.data.benchmarks import BENCHMARKS, load
 from pseudograd.data.columns import (
     Choices,
-    OptionError,
     Reading,
     check_several,
     labels_in,
@@ -25,14 +24,11 @@ from pseudograd.data.columns import (
     target_column,
     unlabelled,
 )
-from pseudograd.data.dataset import FOLDS, Dataset, digits
+from pseudograd.data.dataset import FOLDS, Dataset, check_size, digits
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.features import MOST_CATEGORIES
-from pseudograd.data.memory import FEATURES, check_size
-from pseudograd.data.parts import copies_in_words, draw, in_both_parts
-from pseudograd.data.readers import READERS, Table
-from pseudograd.data.reading import Source, name_of, read_table
-from pseudograd.data.registry import BENCHMARKS
+from pseudograd.data.parts import check_fraction, copies_in_words, draw, in_both_parts
+from pseudograd.data.reading import READERS, Source, Table, name_of, read_table
 from pseudograd.data.survey import Note, Notes, look_over, new_categories, question_target
 from pseudograd.data.values import distinct
 from pseudograd.words import counted, listed, nearest
@@ -40,6 +36,9 @@ from pseudograd.words import counted, listed, nearest
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+
+_SHOWN = 8  # columns that are kept to show examples
+FEATURES = 2 * 2**30  # bytes; fixed, so that a table has the same features on every machine
 
 # Named data sets: their loaders, and the shape of their images.
 _KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
@@ -67,7 +66,7 @@ def open_data(name: Source, **options: Any) -> tuple[Dataset, Encoder]:
     known = _KNOWN.get(str(name)) if is_path else None
     loader = known[0] if known else load_table
     if unknown := sorted(set(options) - set(inspect.signature(loader).parameters)):
-        raise OptionError(unknown[0], f"cannot be set for data {str(name)!r}: leave it out")
+        raise ValueError(f"{unknown[0]!r} cannot be set for data {str(name)!r}: leave it out")
     if known:
         data = known[0](**options)
         return data, Encoder("y", tuple(range(data.classes)), (), known[1], data.value_range)
@@ -137,13 +136,13 @@ def load_table(
     _check_options(target, test_path, test_fraction, choices)
     table, place, notes = read_table(source, target, choices), name_of(source), Notes()
     if target is None:
-        raise OptionError(
-            "target", f"must name the column of labels: one of {listed(table.frame.columns)}"
+        raise ValueError(
+            f"'target' must name the column of labels: one of {listed(table.frame.columns)}"
         )
     for option, given in {"test_path": test_path, "test_fraction": test_fraction}.items():
         if given is not None and table.test is not None:
-            raise OptionError(
-                option, f"must be left out: {place} has a test set of its own, X_test"
+            raise ValueError(
+                f"{option!r} must be left out: {place} has a test set of its own, X_test"
             )
     if table.said:
         notes.say(table.said)
@@ -160,7 +159,7 @@ def load_table(
     train = frame[~drawn]
     fix = "add rows" if test_fraction is None else "add rows, or lower test_fraction"
     _check_folds(place, len(train), None if groups is None else groups[~drawn], fix)
-    encoder = _fit(train, target, table.pixels, readings, notes)
+    encoder = _fit(train, target, table.pixels, readings, place, notes)
     if isinstance(encoder.labels[0], float):
         notes.say(
             f"target {target!r} has {len(encoder.labels)} distinct decimal numbers, and each "
@@ -179,6 +178,9 @@ def load_table(
             notes.say(f"{test_path}: {line}")
     _note_copies(data, encoder, notes)
     notes.tell(stacklevel=2)
+    if table.pixels is None:
+        first = [column.name for column in encoder.columns[:_SHOWN]]
+        data = replace(data, frame=table.frame[first])
     return data, replace(encoder, notes=notes.plain(encoder))
 
 
@@ -190,10 +192,9 @@ def _check_folds(place: str, examples: int, groups: NDArray[np.int64] | None, fi
             f"at least {FOLDS}: {fix}"
         )
     if groups is not None and (count := len(np.unique(groups))) < FOLDS:
-        raise OptionError(
-            "group",
-            f"leaves {counted(count, 'group')} to train on, but cross-validation needs at least "
-            f"{FOLDS}: name a column with more groups",
+        raise ValueError(
+            f"'group' leaves {counted(count, 'group')} to train on, but cross-validation needs at "
+            f"least {FOLDS}: name a column with more groups"
         )
 
 
@@ -217,20 +218,21 @@ def _groups(column: Series) -> NDArray[np.int64]:
 def _check_options(
     target: str | None, test_path: object, test_fraction: float | None, choices: Choices
 ) -> None:
-    if test_fraction is not None and not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction must lie between 0 and 1, not {test_fraction}")
+    check_fraction(test_fraction)
     if test_fraction is not None and test_path is not None:
-        raise OptionError("test_fraction", f"must be left out: {test_path} is the test set")
+        raise ValueError(f"'test_fraction' must be left out: {test_path} is the test set")
     for option in ("drop", "categories", "numbers", "missing"):
         names = getattr(choices, option)
         if isinstance(names, str):
-            raise OptionError(option, f"must be a list of names, such as [{names!r}]")
+            raise ValueError(f"{option!r} must be a list of names, such as [{names!r}]")
         if target in names and option != "missing":
-            raise OptionError(option, f"names {target!r}, which is the target: name another column")
+            raise ValueError(
+                f"{option!r} names {target!r}, which is the target: name another column"
+            )
     if target is not None and choices.group == target:
-        raise OptionError("group", f"names {target!r}, which is the target: name another column")
+        raise ValueError(f"'group' names {target!r}, which is the target: name another column")
     if twice := sorted({*choices.categories} & {*choices.numbers}):
-        raise OptionError("numbers", f"names {listed(twice)}, also named as categories: choose one")
+        raise ValueError(f"'numbers' names {listed(twice)}, also named as categories: choose one")
 
 
 def _labelled(
@@ -272,6 +274,7 @@ def _fit(
     target: str,
     pixels: tuple[int, ...] | None,
     readings: dict[str, Reading],
+    place: str,
     notes: Notes,
 ) -> Encoder:
     """Fit the encoder, with fewer categories if their features would need too much memory."""
@@ -288,7 +291,7 @@ def _fit(
             f"{MOST_CATEGORIES} the features would take more than {FEATURES / 2**30:g} GB",
             doubt=True,
         )
-    check_size(2 * size, "makes features that take")
+    check_size(place, 2 * size, "features")
     return encoder
 
 

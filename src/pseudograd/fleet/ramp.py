@@ -6,6 +6,7 @@ import math
 import numbers
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Self
 
 from pseudograd.rules.checks import check_k
@@ -66,7 +67,7 @@ class Ramp:
 
         """
         try:
-            start, end = map(_number, _ARROWS.split(text))
+            start, end = (float(Fraction(number)) for number in _ARROWS.split(text))
         except (ArithmeticError, TypeError, ValueError):
             raise ValueError(
                 f"a ramp must be two numbers like '0.5→2' or '0.5->2', not {text!r}"
@@ -145,11 +146,6 @@ def as_k(k: Any) -> Any:
 
     """
     return Ramp.parse(k) if isinstance(k, str) and _ARROWS.search(k) else k
-
-
-def _number(text: str) -> float:
-    over, stroke, under = text.partition("/")
-    return int(over) / int(under) if stroke else float(text)
 
 
 def _exact(k: float) -> str:

@@ -47,15 +47,6 @@ def without_digests(text: str) -> str:
     return _DIGEST.sub("", text).replace("<lambda>", "a lambda").removesuffix("()")
 
 
-def is_typed(commands: str) -> bool:
-    """Return whether the last line is a ``pseudograd`` command rather than a user's script.
-
-    >>> is_typed("train.py"), is_typed("train.py\\npseudograd tune digits --network nets:net")
-    (False, True)
-    """
-    return commands.rpartition("\n")[2].startswith("pseudograd ")
-
-
 def shapes_in_words(shapes: Sequence[Sequence[int]]) -> str:
     """Return the shapes of a network's inputs in words.
 

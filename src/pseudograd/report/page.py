@@ -18,7 +18,7 @@ from pseudograd.fleet.ramp import by_level
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.report import figures
 from pseudograd.report.combined import combined_section
-from pseudograd.report.described import described, is_typed, shapes_in_words
+from pseudograd.report.described import described, shapes_in_words
 from pseudograd.report.drawing import image
 from pseudograd.report.quality import (
     against_plain,
@@ -140,7 +140,6 @@ def page(
         folds=recipe.get("validation") is None and not own,
         shapes=shapes_in_words(about["data"]["shapes"]) if module else None,
         unassessed=unassessed,
-        options=not (module or own) or is_typed(about["command"]),
         protocol=protocol,
         trials=len(ledger),
         wanted=len(wanted),

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pseudograd.fleet import MLPRecipe, OwnRecipe, Recipe
+from pseudograd.fleet import OwnRecipe, Recipe
 from pseudograd.fleet.ramp import as_k, by_level
 from pseudograd.report.combined import combined
-from pseudograd.report.described import described, is_typed
+from pseudograd.report.described import described
 from pseudograd.report.quality import (
     Assessment,
     against_plain,
@@ -27,7 +27,6 @@ def summary(
     found: Result,
     assessment: Assessment | None = None,
     *,
-    options: bool = True,
     compared_before: int = 0,
 ) -> str:
     """Return a summary of a search: the model's error, the baselines, whether k matters.
@@ -38,7 +37,6 @@ def summary(
         found: The result of the search.
         assessment: The assessment from `pseudograd.search.assess`; without it, the summary uses
             the outcomes only.
-        options: Whether to name command-line options instead of Python names.
         compared_before: The number of final networks first compared, if more were added later.
 
     Example:
@@ -64,7 +62,6 @@ def summary(
         "unfinished": unfinished(comparison),
         "diverged": diverged(comparison),
         "ensembles": None,
-        "options": options,
         "compared_before": compared_before,
     }
     recipe = comparison.chosen[0].trial.recipe
@@ -84,7 +81,7 @@ def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessme
     told: dict[str, Any] = dict.fromkeys(
         ("ties", "open_ks", "comparison", "verdict", "unfinished", "diverged", "compared_before")
     )
-    told |= {"ensembles": against_plain(assessment), "options": True}
+    told["ensembles"] = against_plain(assessment)
     return _filled(cells, chosen, assessment, told)
 
 
@@ -96,13 +93,7 @@ def study_summary(study: Study) -> str:
             raise ValueError("the study has no model yet: run the search's command again")
         cells, chosen = study.protocol.best_of_each_k(study.ledger), study.best
         return ensemble_summary(tuple(cells), chosen, known)
-    command = study.sessions[-1]["command"] if study.sessions else ""
-    return summary(
-        study.result,
-        known or None,
-        options=isinstance(study.protocol.recipe, MLPRecipe) or is_typed(command),
-        compared_before=study.compared_before,
-    )
+    return summary(study.result, known or None, compared_before=study.compared_before)
 
 
 def _filled(

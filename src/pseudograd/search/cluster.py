@@ -313,7 +313,8 @@ def _cut(trials: list[Trial], places: int, most: int) -> list[list[Trial]]:
 
 def _to_arrays(data: Dataset) -> dict[str, Any]:
     """Return the data set as arrays, which workers of a machine share in Ray's object store."""
-    values = {field.name: getattr(data, field.name) for field in fields(data)}
+    names = [field.name for field in fields(data) if field.name != "frame"]
+    values = {name: getattr(data, name) for name in names}
     return {
         name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value
         for name, value in values.items()

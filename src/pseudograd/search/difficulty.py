@@ -31,7 +31,7 @@ def difficulty(
         networks: k and a network trained with it, by name. One must be named "plain"; the first
             determines which examples are hardest.
         data: The data set they were trained on.
-        encoder: The encoder of the data set, which decodes examples to the user's values.
+        encoder: The encoder of the data set.
 
     Returns:
         Plain values for JSON: the bin edges of the difficulty, the number of examples and the share

@@ -149,7 +149,7 @@ class Protocol:
             raise ValueError("initial_rate must be left out if learning_rates are given")
         for rate in (*self.learning_rates, self.initial_rate):
             if rate is not None and not 0 < rate < math.inf:
-                raise ValueError(f"learning rates must be finite numbers above 0, not {rate}")
+                raise ValueError(f"learning_rates must be finite numbers above 0, not {rate}")
         for name, least in {"repetitions": 1, "retrainings": 0, "most_extensions": 0}.items():
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"{name} must be {least} or more, not {value}")

@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from pseudograd.data.values import as_text
 
 if TYPE_CHECKING:
     from pseudograd.data import Dataset, Encoder
 
-_COLUMNS = 8  # shown of a table's row
-
 
 def shown(data: Dataset, encoder: Encoder, at: int) -> dict[str, Any]:
-    """Return an example as plain values for JSON, decoded to the user's values.
+    """Return a training example as plain values for JSON, as it is in the user's file.
 
     Returns:
         index; row_number in the file, if there is one; label, the class index; and pixels (0 to
         255), or the first entries of its row by column and the total number of columns.
 
     """
-    features = data.features[at]
+    number = None if data.rows is None else int(data.rows[at])
     found: dict[str, Any] = {
         "index": at,
-        "row_number": None if data.rows is None else int(data.rows[at]),
+        "row_number": number,
         "label": int(data.labels[at]),
         "pixels": None,
         "row": None,
         "columns": None,
     }
-    if encoder.pixels is None:
-        row, kinds = encoder.decode(features.numpy()), encoder.kinds()
-        found["row"] = {
-            name: _rounded(entry) if kinds[name] == "numbers" else entry
-            for name, entry in list(row.items())[:_COLUMNS]
-        }
-        found["columns"] = len(row)
-    else:
+    if encoder.pixels is not None:
         low, high = encoder.value_range
-        shades = (features.double() - low) * (255 / (high - low))
+        shades = (data.features[at].double() - low) * (255 / (high - low))
         found["pixels"] = shades.round().int().tolist()
+    elif data.frame is not None and number is not None:
+        found["row"] = {name: _entry(column[number - 1]) for name, column in data.frame.items()}
+        found["columns"] = len(encoder.columns)
     return found
 
 
@@ -53,16 +48,7 @@ def distinct(data: Dataset, order: Iterable[int]) -> Iterator[int]:
             yield at
 
 
-def _rounded(entry: str) -> str:
-    """Return a number with four significant digits; integers are unchanged.
+def _entry(value: Any) -> str:
+    import pandas as pd
 
-    >>> _rounded("0.123456"), _rounded("2019"), _rounded("31.9999"), _rounded("missing")
-    ('0.1235', '2019', '32', 'missing')
-    """
-    try:
-        value = float(entry)
-    except ValueError:
-        return entry
-    if not math.isfinite(value) or value.is_integer():
-        return entry
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    return "missing" if pd.isna(value) else as_text(value).removesuffix(" 00:00:00")

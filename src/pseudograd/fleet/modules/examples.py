@@ -215,14 +215,14 @@ class _Part:
     @classmethod
     def _read(cls, given: Any, which: str) -> _Part:
         """Read a Dataset into memory, unless it is too large or changes between reads."""
-        from pseudograd.data.memory import available
+        from pseudograd.data.dataset import memory
 
         if not len(given):
             raise ValueError(f"{which} must have examples, but has none")
         first = _example(given, 0, which)
         size = len(given) * sum(one.nbytes for one in first[0])
         before = random_states()
-        keep = size < available() / 3
+        keep = size < memory() / 3
         columns: list[list[Tensor]] = [[] for _ in first[0]]
         labels = []
         shapes, types = [one.shape for one in first[0]], _types(first[0])
