@@ -589,9 +589,9 @@ def test_networks_that_diverged_are_not_averaged(tmp_path: Path) -> None:
     assert run(study)
     (tmp_path / "run/assessment.json").unlink()
     trial = study.comparison.plain[0].trial
-    state = study.weights.get(trial)
+    state = study.checkpoints.get(trial)
     assert state is not None
-    study.weights.put(trial, {name: one * torch.nan for name, one in state.items()})
+    study.checkpoints.put(trial, {name: one * torch.nan for name, one in state.items()})
     again = made(tmp_path / "run", k=(0.5, 1), retrainings=2)
     assert run(again)
     assert again.assessment == {}

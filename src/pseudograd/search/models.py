@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pseudograd.data import Dataset, Encoder
+from pseudograd.data import Encoder
 from pseudograd.files import sha256_of, writing
-from pseudograd.fleet import Ensemble, Network, Outcome, OwnRecipe, Ramp, Trial
+from pseudograd.fleet import Ensemble, OwnRecipe, Ramp
 from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.documents import read_json, read_signed, write_json, write_signed
-from pseudograd.search.ledger import trial_name
 from pseudograd.search.study import Study
 
 MODEL, PLAIN = "model.safetensors", "plain.safetensors"
@@ -30,37 +29,6 @@ _SHAPE = {
     "made_from": dict,
     "encoder": {"target": str, "labels": list, "columns": [dict]},
 }
-
-
-class Store:
-    """The networks that may become part of the model, one file each.
-
-    A network that is missing or damaged counts as not trained.
-
-    Args:
-        folder: The folder of the files.
-
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def put(self, outcome: Outcome, data: Dataset) -> None:
-        """Save the network of an outcome."""
-        path = self._path(outcome.trial)
-        with writing(path):
-            self.folder.mkdir(exist_ok=True)
-            Network.of(outcome, data).save(path)
-
-    def get(self, trial: Trial) -> Network | None:
-        """Return the network of a trial, or None if it is missing or damaged."""
-        try:
-            return Network.load(self._path(trial))
-        except (ValueError, OSError):
-            return None
-
-    def _path(self, trial: Trial) -> Path:
-        return self.folder / f"{trial_name(trial)}.safetensors"
 
 
 @dataclass(frozen=True)
