@@ -469,7 +469,7 @@ def test_impossible_predictions_are_refused(capsys: pytest.CaptureFixture[str]) 
     del sys.modules["nets"]
     said = refusal(capsys, "predict", "run", "shapes.npz")
     assert "--network nets:net: there is no module 'nets'" in said
-    Path("run/network.json").write_text('{"network": 3, "image_size": null}')
+    Path("run/network.json").write_text('{"network": "nets:net"}')
     assert "run/network.json is damaged" in refusal(capsys, "predict", "run", "shapes.npz")
     Path("run/network.json").unlink()
     said = refusal(capsys, "predict", "run", "shapes.npz")

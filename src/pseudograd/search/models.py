@@ -15,20 +15,13 @@ from pseudograd.files import sha256_of, writing
 from pseudograd.fleet import Ensemble, OwnRecipe, Ramp
 from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.search.bagging import Bagging
-from pseudograd.search.documents import read_json, read_signed, write_json, write_signed
+from pseudograd.search.documents import fields_of, read_json, write_json
 from pseudograd.search.study import Study
 
 MODEL, PLAIN = "model.safetensors", "plain.safetensors"
 # Ensembles of all final networks of the paper's protocol, by the file of the single model.
 ENSEMBLES = {MODEL: "ensemble.safetensors", PLAIN: "plain_ensemble.safetensors"}
 _REPAIR = "run the search's command again, which repairs it"
-_SHAPE = {
-    "k": (float, str, None),
-    "sha256": {...: str},
-    "run": str,
-    "made_from": dict,
-    "encoder": {"target": str, "labels": list, "columns": [dict]},
-}
 
 
 @dataclass(frozen=True)
@@ -105,7 +98,7 @@ def save_model(
         "encoder": json.loads(encoder.to_json()),
     }
     # Written last: if it exists, so do all the files.
-    write_signed(folder / "model.json", fields)
+    write_json(folder / "model.json", fields)
 
 
 def forget_model(study: Study) -> None:
@@ -134,11 +127,14 @@ def saved(study: Study) -> Saved | None:
     path = folder / "model.json"
     if not path.exists():
         return None
-    fields = read_signed(path, _SHAPE, _REPAIR)
-    if fields["run"] != study.fingerprint:
+    with fields_of(path, _REPAIR) as fields:
+        run = fields["run"]
+        encoder = Encoder.from_json(json.dumps(fields["encoder"]))
+        digests, made_from = dict(fields["sha256"]), dict(fields["made_from"])
+        found = Saved(folder, as_k(fields["k"]), digests, made_from, encoder)
+    if run != study.fingerprint:
         raise ValueError(f"{path} does not belong to the run.json beside it: {_REPAIR}")
-    encoder = Encoder.from_json(json.dumps(fields["encoder"]))
-    return Saved(folder, as_k(fields["k"]), fields["sha256"], fields["made_from"], encoder)
+    return found
 
 
 def is_saved(study: Study, made_from: Mapping[str, Any]) -> bool:

@@ -27,7 +27,7 @@ from pseudograd.search.assessment import (
 )
 from pseudograd.search.checkpoints import Checkpoints
 from pseudograd.search.comparison import best_stopped
-from pseudograd.search.documents import misfit, read_signed, write_signed
+from pseudograd.search.documents import fields_of, write_json
 from pseudograd.search.measures import are_unequal, compare_on_rows
 from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.search.study import Study
@@ -36,9 +36,6 @@ from pseudograd.words import fraction, joined
 ASSESSMENT = "assessment.json"
 _MOST_NUMBERS = 1 << 28  # maximum number of test probabilities to hold in memory
 _REPAIR = "run the study again, which rewrites it"
-
-# What another version may lack. The checksum shows that nothing else changed since it was written.
-_FOUND = {"classes": list, "unit": str, "model": dict, "baselines": list, "combined": list}
 
 
 class ModuleEnsemble(nn.Module):
@@ -154,7 +151,7 @@ def write_found(study: Study, found: Mapping[str, Any]) -> None:
     """Write the result of `assess_networks` to the study's folder, if it has one."""
     if study.folder is not None:
         fields = {"trials": len(study.ledger), "run": study.fingerprint, "found": found}
-        write_signed(study.folder / ASSESSMENT, fields)
+        write_json(study.folder / ASSESSMENT, fields)
 
 
 def read_found(study: Study) -> dict[str, Any] | None:
@@ -166,14 +163,13 @@ def read_found(study: Study) -> dict[str, Any] | None:
     """
     if study.folder is None or not (study.folder / ASSESSMENT).exists():
         return None
-    fields = read_signed(study.folder / ASSESSMENT, {"found": dict}, _REPAIR)
-    if fields.get("trials") != len(study.ledger) or fields.get("run") != study.fingerprint:
-        return None
-    found: dict[str, Any] = fields["found"]
-    if found and (wrong := misfit(found, _FOUND, "it")):
-        path = study.folder / ASSESSMENT
-        raise ValueError(f"{path} is from another version ({wrong}): {_REPAIR}")
-    return found
+    with fields_of(study.folder / ASSESSMENT, _REPAIR) as fields:
+        found = dict(fields["found"])
+        if found:  # what another version may lack
+            _ = float(found["model"]["error"])
+            _ = [found[name] for name in ("classes", "unit", "baselines", "combined")]
+        current = fields["trials"] == len(study.ledger) and fields["run"] == study.fingerprint
+    return found if current else None
 
 
 def trained(training: Training, checkpoints: Checkpoints, trial: Trial) -> nn.Module:

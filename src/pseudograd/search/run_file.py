@@ -11,21 +11,10 @@ from pseudograd.environment import session
 from pseudograd.files import UNFINISHED
 from pseudograd.fleet.recipe import are_numbers, recipe_from_json
 from pseudograd.search.bagging import Bagging
-from pseudograd.search.documents import misfit, read_json
+from pseudograd.search.documents import fields_of
 from pseudograd.search.protocol import RANGE, NetworkProtocol, OwnProtocol, Protocol
 
 LOCK = ".lock"
-_SESSION = {
-    "command": str,
-    "started": str,
-    "seconds": float,
-    "hardware": str,
-    "versions": {"pseudograd": str, ...: str},
-    "commit": str,
-    "devices": [str],
-    "trials": int,
-}
-_RUN = {"recipe": dict, "protocol": dict, "data": dict, "sessions": [_SESSION]}
 # Facts about the data that the user gives; the number of classes follows from their names.
 _GIVEN = {"name", "labels", "classes"}
 _PROTOCOLS: dict[str, type[Protocol]] = {
@@ -39,34 +28,40 @@ def read_run(folder: Path) -> dict[str, Any]:
     if not path.exists():
         why = "there is no run.json" if folder.is_dir() else "there is no such folder"
         raise FileNotFoundError(f"{folder} holds no run: {why}; pseudograd runs lists them")
-    found = read_json(
-        path,
-        "run the search's command with another --out; to keep finished trials, stop it with "
-        f"Ctrl-C, copy {folder / 'ledger.jsonl'} into its folder and run it again",
-    )
-    if wrong := misfit(found, _RUN, "it"):
-        raise ValueError(_foreign(path, wrong))
-    return found
+    with fields_of(path, _advice(folder)) as found:
+        parts = {name: dict(found[name]) for name in ("recipe", "protocol", "data")}
+        return {**parts, "sessions": [_session(one) for one in found["sessions"]]}
 
 
-def _foreign(path: Path, wrong: str) -> str:
+def _session(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a session; raise if a field is missing or strange."""
+    return {
+        **fields,
+        **{name: str(fields[name]) for name in ("command", "started", "hardware", "commit")},
+        "seconds": float(fields["seconds"]),
+        "trials": int(fields["trials"]),
+        "devices": [str(device) for device in fields["devices"]],
+        "versions": {name: str(version) for name, version in fields["versions"].items()},
+    }
+
+
+def _advice(folder: Path) -> str:
     return (
-        f"{path} does not describe a run ({wrong}): if another version of pseudograd wrote it, use "
-        "that version, or name another folder"
+        "use the version that wrote it, or run the search's command with another --out; to keep "
+        f"finished trials, stop it with Ctrl-C, copy {folder / 'ledger.jsonl'} into its folder and "
+        "run it again"
     )
 
 
-def protocol_in(folder: Path, written: Mapping[str, Any]) -> Protocol:
+def protocol_in(folder: Path) -> Protocol:
     """Return the protocol that run.json describes."""
-    try:
+    with fields_of(folder / "run.json", _advice(folder)) as found:
         settings: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in written["protocol"].items()
+            for name, value in found["protocol"].items()
         }
-        settings["recipe"] = recipe_from_json(written["recipe"])
+        settings["recipe"] = recipe_from_json(found["recipe"])
         return _PROTOCOLS[settings.pop("kind", Protocol.kind)](**settings)
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise ValueError(_foreign(folder / "run.json", repr(problem))) from problem
 
 
 def check_settings(
@@ -93,7 +88,7 @@ def check_settings(
             if old != new and name not in RANGE and not grown:
                 raise _other(folder, name, old, new)
     if changed:
-        raise _other(folder, "classes", written["data"]["labels"], ours["data"]["labels"])
+        raise _other(folder, "classes", *(one["data"].get("labels") for one in (written, ours)))
 
 
 def _other(folder: Path, name: str, old: object, new: object) -> ValueError:

@@ -90,8 +90,7 @@ class Study(Kept):
     def open(cls, folder: str | os.PathLike[str]) -> Study:
         """Open the study in a folder."""
         folder = Path(folder)
-        written = read_run(folder)
-        return cls(folder, protocol_in(folder, written), written["data"])
+        return cls(folder, data=read_run(folder)["data"], protocol=protocol_in(folder))
 
     # --- the loop ----------------------------------------------------------------------------
 
