@@ -63,16 +63,23 @@ class Claims:
         if lock is not None and lock.held:  # a forked child does not hold its parent's locks
             lock.release()
             self._file(trial).unlink(missing_ok=True)
+            self._remove_folder()
 
-    def clean(self) -> None:
-        """Remove the claim files of killed processes."""
+    def others(self) -> bool:
+        """Return whether others hold claims; remove those of killed processes."""
         if not self.folder.is_dir():
-            return
-        for path in self.folder.iterdir():
-            if (lock := Lock.on(path)) is not None:
-                lock.release()
-                path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty: other processes hold claims
+            return False
+        ours = {self._file(trial) for trial in self.trials}
+        for path in {*self.folder.iterdir()} - ours:
+            if (lock := Lock.on(path)) is None:
+                return True
+            lock.release()
+            path.unlink(missing_ok=True)
+        self._remove_folder()
+        return False
+
+    def _remove_folder(self) -> None:
+        with contextlib.suppress(OSError):  # not empty
             self.folder.rmdir()
 
     def _file(self, trial: Trial) -> Path:

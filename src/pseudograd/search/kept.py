@@ -1,9 +1,9 @@
 """A study's folder: ``run.json``, the ledger, and the locks of processes that share it.
 
-There are three kinds of file locks. Processes that use ``ask`` and ``tell`` hold a shared lock on
-the ledger, and a fleet holds an exclusive one, so the two exclude each other. The file ``.lock`` is
-held briefly, while a process selects a trial, claims it, or writes. And each claim on a trial is a
-lock (`pseudograd.search.claims`).
+There are three kinds of file locks. The file ``.lock`` is held briefly, while a process selects a
+trial, claims it, or writes. A fleet holds a lock on the ledger while it runs, and no other process
+gets a trial. Each claim on a trial by ``ask`` is a lock (`pseudograd.search.claims`), and no fleet
+starts while there is one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pseudograd.files import Lock, busy, guarded, locked, writing
+from pseudograd.files import busy, guarded, locked, writing
 from pseudograd.fleet import Trial
 from pseudograd.search.claims import Claims
 from pseudograd.search.documents import write_json
@@ -58,7 +58,6 @@ class Kept:
         self._asked: set[Trial] = set()  # used if trials are not claimed by files
         self._in_session = False
         self._claims = Claims(self.folder or Path())
-        self._presence: Lock | None = None  # the shared lock on the ledger
         self._place: int | None = None  # index of this process's session in `sessions`
         self._process = os.getpid()
         self._loops = 0  # running loops over shared trials
@@ -108,8 +107,12 @@ class Kept:
             yield
             return
         now = begun(command, devices, share)
-        with locked(self._ledger_path):
-            self._begin(now)
+        with contextlib.ExitStack() as stack:
+            with self._guard():
+                stack.enter_context(locked(self._ledger_path))
+                if self._claims.trials or self._claims.others():
+                    raise busy(self._ledger_path)
+                self._begin(now)
             self._in_session = True
             try:
                 yield
@@ -125,8 +128,11 @@ class Kept:
             if self._is_started(written):
                 ours = self._as_json()
                 check_settings(self.folder, written, ours, self.protocol)
-                if written["protocol"] != ours["protocol"]:
-                    self._check_alone()
+                if written["protocol"] != ours["protocol"] and self._claims.others():
+                    raise BlockingIOError(
+                        f"another process is using {self.folder} with other values of k, learning "
+                        "rates, repetitions or retrainings: give the same, or wait for it to finish"
+                    )
             self.sessions[:] = written["sessions"]
             self.ledger = self._read_ledger()
             before = written["protocol"].get("retrainings", 0)
@@ -179,46 +185,17 @@ class Kept:
         """Join the processes that share the folder, and hold its lock."""
         self._notice_fork()
         now = begun("", []) if self._place is None else None
-        with self._guard():
-            if self._presence is None or not self._presence.held:
-                self._presence = Lock.on(self._ledger_path, shared=True)
-                if self._presence is None:
-                    raise busy(self._ledger_path)
-            try:
-                if self._place is None:
-                    self._begin(now or begun("", []))
-                    self._place, self._noted = len(self.sessions) - 1, -math.inf
-                self.ledger.refresh()
-                yield
-            finally:
-                self._leave()
-
-    def _check_alone(self) -> None:
-        """Raise BlockingIOError if another process shares the folder, with the old range."""
-        if self._presence is None:  # in a session, whose lock is exclusive
-            return
-        self._presence.release()
-        alone = Lock.on(self._ledger_path)
-        if alone is None:
-            raise BlockingIOError(
-                f"another process is using {self.folder} with other values of k, learning rates, "
-                "repetitions or retrainings: give the same, or wait for it to finish"
-            )
-        alone.release()
-        self._presence = Lock.on(self._ledger_path, shared=True)
-
-    def _leave(self) -> None:
-        """Release the shared lock, if this process has no loops or claims left."""
-        if self._presence is not None and not self._loops and not self._claims.trials:
-            self._claims.clean()
-            self._presence.release()
-            self._presence = None
+        with self._guard(), locked(self._ledger_path):  # only a fleet holds that lock for longer
+            if self._place is None:
+                self._begin(now or begun("", []))
+                self._place, self._noted = len(self.sessions) - 1, -math.inf
+            self.ledger.refresh()
+            yield
 
     def _notice_fork(self) -> None:
-        """In a forked child, drop the claims and the session of the parent process."""
+        """In a forked child, drop the session of the parent process; its locks are gone already."""
         if self._process != os.getpid():
-            self._process, self._claims = os.getpid(), Claims(self._claims.folder.parent)
-            self._presence, self._place, self._loops = None, None, 0
+            self._process, self._place, self._loops = os.getpid(), None, 0
 
     def _read_ledger(self) -> Ledger:
         path = None if self.folder is None else self._ledger_path

@@ -151,7 +151,6 @@ class Study(Kept):
         with self._guard():
             for trial in trials or self._claims.trials:
                 self._claims.release(trial)
-            self._leave()
 
     def tell(
         self,
@@ -275,7 +274,7 @@ class Study(Kept):
                     if not self._loops and self._place is not None:
                         self._note_time()
                         self._place = None
-                    self._leave()
+                        self._claims.others()  # removes those of killed processes
 
     def run(
         self,
