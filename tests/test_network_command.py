@@ -200,7 +200,7 @@ def test_the_same_command_resumes_and_repeats_nothing(
         return 1000.0 * any("error" in path.read_text() for path in Path().glob("runs/*/*.jsonl"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("pseudograd.search.deadline.time", SimpleNamespace(monotonic=clock))
+        patch.setattr("pseudograd.fleet.trial.time", SimpleNamespace(monotonic=clock))
         assert main(stopped) == 0
     captured = capsys.readouterr()
     assert "time limit reached; " in captured.out

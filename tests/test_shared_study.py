@@ -25,7 +25,7 @@ from pseudograd.files import Lock, guarded, locked
 from pseudograd.fleet import OwnRecipe, Trial
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Protocol, Study
-from pseudograd.search.claims import Claims
+from pseudograd.search.folder import Claims
 
 pytest.importorskip("fcntl", reason="needs POSIX's locks")
 

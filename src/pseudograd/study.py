@@ -26,10 +26,10 @@ from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.training import Augment, Schedule, Training
 from pseudograd.fleet.ramp import Ramp, as_k
 from pseudograd.fleet.recipe import are_numbers
+from pseudograd.fleet.trial import Deadline
 from pseudograd.search import study as search
 from pseudograd.search.checkpoints import Checkpoints
 from pseudograd.search.comparison import best_stopped
-from pseudograd.search.deadline import Deadline
 from pseudograd.search.networks import (
     ModuleEnsemble,
     assess_networks,
@@ -207,10 +207,10 @@ class Study(search.Study):
     ) -> search.Study:
         """Return a study of your own training loop: loop over its trials, and report their errors.
 
-        The result is a `pseudograd.search.Study`. It has `best`, `comparison`, `result`,
-        `summary()` and `report()`, but no `model()` or `ensemble()`, because it holds no networks.
-        While the best rate of a k is the lowest or highest one, the search tries one beyond it,
-        unless rates tie.
+        The result is a `pseudograd.search.Study`, the base class of this one: it has `best`,
+        `comparison`, `result`, `summary()` and `report()`, but no `model()` or `ensemble()`, for it
+        holds no networks. While the best rate of a k is the lowest or highest one, the search tries
+        one beyond it, unless rates tie.
 
         Args:
             description: A description of the training. Change it when you change the training.
@@ -249,9 +249,10 @@ class Study(search.Study):
     def open(cls, folder: str | os.PathLike[str]) -> search.Study:
         """Open the study in a folder to read its results; to resume it, create it again.
 
-        The result is a `pseudograd.search.Study` with `best`, `comparison`, `result`, `summary()`
-        and `report()`. It cannot build your network; to get the trained one, create the study
-        again, or pass the network function to `pseudograd.search.networks.load_network`.
+        The result is a `pseudograd.search.Study`, the base class of this one, with `best`,
+        `comparison`, `result`, `summary()` and `report()`. It cannot build your network; to get the
+        trained one, create the study again, or pass the network function to
+        `pseudograd.search.networks.load_network`.
 
         Example:
             >>> import tempfile

@@ -28,9 +28,9 @@ from pseudograd.search.assessment import EnsembleOf, assess
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.baselines import Predict
 from pseudograd.search.checkpoints import Checkpoints
-from pseudograd.search.comparison import best_stopped
-from pseudograd.search.difficulty import difficulty
+from pseudograd.search.comparison import Result, best_stopped
 from pseudograd.search.ensemble import Candidates, calibrated, candidates, mixture, select
+from pseudograd.search.examples import difficulty, suspects, write_suspects
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.measures import Floats
 from pseudograd.search.models import (
@@ -46,9 +46,7 @@ from pseudograd.search.models import (
 )
 from pseudograd.search.networks import ASSESSMENT, read_found
 from pseudograd.search.protocol import RANGE, Cell, NetworkProtocol, Protocol
-from pseudograd.search.result import Result
 from pseudograd.search.study import Progress, Runner, Study
-from pseudograd.search.suspects import suspects, write_suspects
 
 EXAMPLES, SUSPECTS = "examples.json", "suspects.csv"
 _ASSESSING = "assessing the model and training baselines"

@@ -2,13 +2,14 @@
 
 There are three kinds of file locks. The file ``.lock`` is held briefly, while a process selects a
 trial, claims it, or writes. A fleet holds a lock on the ledger while it runs, and no other process
-gets a trial. Each claim on a trial by ``ask`` is a lock (`pseudograd.search.claims`), and no fleet
-starts while there is one.
+gets a trial. Each claim on a trial by ``ask`` is a lock, and no fleet starts while there is one.
+The operating system releases the locks of a process that ends, even by kill -9.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -20,23 +21,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pseudograd.files import busy, guarded, locked, writing
+from pseudograd.environment import session
+from pseudograd.files import UNFINISHED, Lock, busy, guarded, locked, writing
 from pseudograd.fleet import Trial
-from pseudograd.search.claims import Claims
-from pseudograd.search.documents import write_json
-from pseudograd.search.ledger import Ledger
-from pseudograd.search.protocol import Protocol
-from pseudograd.search.run_file import (
-    LOCK,
-    begun,
-    check_empty,
-    check_settings,
-    read_run,
-)
+from pseudograd.fleet.recipe import are_numbers, recipe_from_json
+from pseudograd.search.bagging import Bagging
+from pseudograd.search.documents import fields_of, write_json
+from pseudograd.search.ledger import Ledger, trial_name
+from pseudograd.search.protocol import RANGE, NetworkProtocol, OwnProtocol, Protocol
+
+_LOCK = ".lock"
+# Facts about the data that the user gives; the number of classes follows from their names.
+_GIVEN = {"name", "labels", "classes"}
+_PROTOCOLS: dict[str, type[Protocol]] = {
+    kind.kind: kind for kind in (Protocol, Bagging, NetworkProtocol, OwnProtocol)
+}
 
 
-class Kept:
-    """A protocol and the ledger of its outcomes, kept in a folder.
+class StoredStudy:
+    """A protocol, the ledger of its outcomes and its sessions, in a folder: the base of `Study`.
 
     Args:
         folder: The folder; None keeps them in memory.
@@ -106,7 +109,7 @@ class Kept:
         if self.folder is None or self._in_session:
             yield
             return
-        now = begun(command, devices, share)
+        now = _begun(command, devices, share)
         with contextlib.ExitStack() as stack:
             with self._guard():
                 stack.enter_context(locked(self._ledger_path))
@@ -127,7 +130,7 @@ class Kept:
             written = read_run(self.folder)
             if self._is_started(written):
                 ours = self._as_json()
-                check_settings(self.folder, written, ours, self.protocol)
+                _check_settings(self.folder, written, ours, self.protocol)
                 if written["protocol"] != ours["protocol"] and self._claims.others():
                     raise BlockingIOError(
                         f"another process is using {self.folder} with other values of k, learning "
@@ -178,16 +181,16 @@ class Kept:
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
         """Hold the folder's lock against other processes and threads."""
-        return contextlib.nullcontext() if self.folder is None else guarded(self.folder / LOCK)
+        return contextlib.nullcontext() if self.folder is None else guarded(self.folder / _LOCK)
 
     @contextlib.contextmanager
     def _sharing(self) -> Iterator[None]:
         """Join the processes that share the folder, and hold its lock."""
         self._notice_fork()
-        now = begun("", []) if self._place is None else None
+        now = _begun("", []) if self._place is None else None
         with self._guard(), locked(self._ledger_path):  # only a fleet holds that lock for longer
             if self._place is None:
-                self._begin(now or begun("", []))
+                self._begin(now or _begun("", []))
                 self._place, self._noted = len(self.sessions) - 1, -math.inf
             self.ledger.refresh()
             yield
@@ -210,7 +213,7 @@ class Kept:
                 folder.mkdir(parents=True, exist_ok=True)
             with self._guard():
                 if not (folder / "run.json").exists():
-                    check_empty(folder)
+                    _check_empty(folder)
                     self._write()
                     return
         written = read_run(folder)
@@ -223,7 +226,7 @@ class Kept:
                     if {**self._as_json(), "sessions": []} != written:
                         self._write()
                     return
-        check_settings(folder, written, self._as_json(), self.protocol)
+        _check_settings(folder, written, self._as_json(), self.protocol)
         self.data = written["data"]  # as written by the version that started it
         self.sessions = written["sessions"]
 
@@ -250,6 +253,174 @@ class Kept:
             with self._guard():
                 content = {**(description or self._description()), "sessions": self.sessions}
                 write_json(self.folder / "run.json", content)
+
+
+class Claims:
+    """The claims of one process: locked files in ``claims``, named after their trials.
+
+    All methods must be called under the lock of the study's folder, so that no file is removed
+    while another process is opening it.
+
+    Args:
+        folder: The study's folder.
+
+    Example:
+        >>> import tempfile
+        >>> from pseudograd.fleet import OwnRecipe
+        >>> folder, trial = Path(tempfile.mkdtemp()), Trial(OwnRecipe("mine"), 0.5, 0.1)
+        >>> ours, theirs = Claims(folder), Claims(folder)
+        >>> ours.take(trial), theirs.take(trial)
+        (True, False)
+        >>> ours.release(trial)
+        >>> theirs.take(trial)
+        True
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "claims"
+        self._locks: dict[Trial, Lock] = {}
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trials that this process has claimed."""
+        return [trial for trial, lock in self._locks.items() if lock.held]
+
+    def take(self, trial: Trial) -> bool:
+        """Claim a trial; return False if it is already claimed."""
+        if trial in self.trials:
+            return False
+        self.folder.mkdir(exist_ok=True)
+        lock = Lock.on(self._file(trial))
+        if lock is None:
+            return False
+        self._locks[trial] = lock
+        return True
+
+    def release(self, trial: Trial) -> None:
+        """Release a claim, if this process holds it."""
+        lock = self._locks.pop(trial, None)
+        if lock is not None and lock.held:  # a forked child does not hold its parent's locks
+            lock.release()
+            self._file(trial).unlink(missing_ok=True)
+            self._remove_folder()
+
+    def others(self) -> bool:
+        """Return whether others hold claims; remove those of killed processes."""
+        if not self.folder.is_dir():
+            return False
+        ours = {self._file(trial) for trial in self.trials}
+        for path in {*self.folder.iterdir()} - ours:
+            if (lock := Lock.on(path)) is None:
+                return True
+            lock.release()
+            path.unlink(missing_ok=True)
+        self._remove_folder()
+        return False
+
+    def _remove_folder(self) -> None:
+        with contextlib.suppress(OSError):  # not empty
+            self.folder.rmdir()
+
+    def _file(self, trial: Trial) -> Path:
+        return self.folder / trial_name(trial)
+
+
+# --- run.json ---------------------------------------------------------------------------------
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return the content of run.json: recipe, protocol, data and sessions."""
+    path = folder / "run.json"
+    if not path.exists():
+        why = "there is no run.json" if folder.is_dir() else "there is no such folder"
+        raise FileNotFoundError(f"{folder} holds no run: {why}; pseudograd runs lists them")
+    with fields_of(path, _advice(folder)) as found:
+        parts = {name: dict(found[name]) for name in ("recipe", "protocol", "data")}
+        return {**parts, "sessions": [_session(one) for one in found["sessions"]]}
+
+
+def _session(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a session; raise if a field is missing or strange."""
+    return {
+        **fields,
+        **{name: str(fields[name]) for name in ("command", "started", "hardware", "commit")},
+        "seconds": float(fields["seconds"]),
+        "trials": int(fields["trials"]),
+        "devices": [str(device) for device in fields["devices"]],
+        "versions": {name: str(version) for name, version in fields["versions"].items()},
+    }
+
+
+def _advice(folder: Path) -> str:
+    return (
+        "use the version that wrote it, or run the search's command with another --out; to keep "
+        f"finished trials, stop it with Ctrl-C, copy {folder / 'ledger.jsonl'} into its folder and "
+        "run it again"
+    )
+
+
+def protocol_in(folder: Path) -> Protocol:
+    """Return the protocol that run.json describes."""
+    with fields_of(folder / "run.json", _advice(folder)) as found:
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in found["protocol"].items()
+        }
+        settings["recipe"] = recipe_from_json(found["recipe"])
+        return _PROTOCOLS[settings.pop("kind", Protocol.kind)](**settings)
+
+
+def _check_settings(
+    folder: Path, written: Mapping[str, Any], ours: Mapping[str, Any], protocol: Protocol
+) -> None:
+    """Raise ValueError if the folder holds a study that this one cannot continue.
+
+    Only the settings of `RANGE` may differ, and those that the protocol lets grow.
+    """
+    old, new = _facts(written["data"]), _facts(ours["data"])
+    changed = {name for name in old | new if old.get(name) != new.get(name)}
+    if changed and not ("sha256" in old and changed <= _GIVEN):
+        raise ValueError(
+            f"{folder} holds a run on other data, called {old.get('name')!r}: name another folder, "
+            "or restore the data"
+        )
+    if "name" in changed:
+        raise _other(folder, "name", old.get("name"), new.get("name"))
+    defaults = {field.name: field.default for field in dataclasses.fields(protocol.recipe)}  # type: ignore[arg-type]
+    for part in ("recipe", "protocol"):
+        for name in written[part] | ours[part]:
+            old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))
+            grown = name in protocol.grows and are_numbers(old) and old < new
+            if old != new and name not in RANGE and not grown:
+                raise _other(folder, name, old, new)
+    if changed:
+        raise _other(folder, "classes", *(one["data"].get("labels") for one in (written, ours)))
+
+
+def _other(folder: Path, name: str, old: object, new: object) -> ValueError:
+    return ValueError(
+        f"{folder} holds a run with other settings ({name} was {old}, is now {new}): name another "
+        "folder, or use the same settings"
+    )
+
+
+def _check_empty(folder: Path) -> None:
+    """Raise ValueError if a folder holds anything but a run."""
+    if any(path.suffix != UNFINISHED and path.name != _LOCK for path in folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no run: name another folder")
+
+
+def _begun(command: str, devices: Sequence[str], share: float = 1.0) -> dict[str, Any]:
+    """Return the record of a session that starts now."""
+    now = {**session(command, *devices), "devices": list(devices), "trials": 0}
+    return now | {"share": share} if share != 1 else now
+
+
+def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that identify the data, without texts that versions may add or change."""
+    told = ("columns", "notes", "positions")
+    return {name: value for name, value in data.items() if name not in told}
 
 
 def _joined(separator: str, texts: Iterable[str]) -> str:
