@@ -350,7 +350,7 @@ def test_a_line_that_was_cut_off_is_removed_while_others_are_at_work(rest: bytes
     trial, other_trial = one.ask(), another.ask()
     with Path("run/ledger.jsonl").open("ab") as file:  # a process was killed while it wrote this
         file.write(rest)
-    assert [line.number for line in Study.open("run").ledger.set_aside] == [3]
+    assert len(Study.open("run").ledger) == 1
     tell(another, other_trial)
     tell(one, trial)
     assert len(told()) == 3

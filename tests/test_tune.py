@@ -883,9 +883,8 @@ def test_a_full_disk_keeps_what_is_finished(capsys: pytest.CaptureFixture[str]) 
     assert "run/ledger.jsonl cannot be written (file too large): fix that" in last
     ledger = Study.open("run").ledger
     assert len(ledger) > 5
-    assert len(ledger.set_aside) == 1
+    assert Path("run/ledger.jsonl").read_text()[-1] != "\n"  # the last line is incomplete
     _, err = tuned(capsys, *options)
-    assert "is set aside" in err
     assert f"{len(ledger)} trials are done" in err
     assert not Study.open("run").ledger.set_aside  # the incomplete line is gone
 

@@ -11,7 +11,7 @@ from pseudograd.search.comparison import (
     paired_difference,
     result,
 )
-from pseudograd.search.ledger import Ledger, SetAside
+from pseudograd.search.ledger import Ledger
 from pseudograd.search.models import load_model
 from pseudograd.search.paper import batch_size_for, clip_for, ks_for, repetitions_for
 from pseudograd.search.protocol import DEEP_KS, SHALLOW_KS, Cell, Protocol
@@ -39,7 +39,6 @@ __all__ = [
     "Protocol",
     "Result",
     "Runner",
-    "SetAside",
     "Study",
     "assess",
     "batch_size_for",
