@@ -438,8 +438,8 @@ def test_lines_that_cannot_be_read_are_reported(capsys: pytest.CaptureFixture[st
     head, first, *rest = path.read_text().splitlines(keepends=True)
     path.write_text("".join([head, first[:50] + "\n", *rest, "hello\n"]))
     _, err = tuned(capsys, "digits", *SMALL, "--out", "run")
-    assert "run/ledger.jsonl: line 2 is set aside: it is not JSON, or cut off" in err
-    assert f"line {len(rest) + 3} is set aside" in err
+    said = "run/ledger.jsonl: 2 lines set aside, the first because it is not JSON, or cut off"
+    assert said in err.splitlines()
     total = len(rest) + 1  # the trial of the torn line is run again
     assert f"{total} of {total} trials" in err
 
@@ -906,7 +906,7 @@ def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> Non
     Path("run/run.json").write_text(json.dumps(fields))
     assert "other data, called" in refusal(capsys, "tune", "digits", *SMALL, "--out", "run")
     Path("run/run.json").write_text("{}")
-    assert "does not describe a run" in refusal(capsys, "report", "run")
+    assert "run.json is damaged, or from another version" in refusal(capsys, "report", "run")
     assert "holds no run: there is no such folder" in refusal(capsys, "report", "nowhere")
     assert "holds no run" in refusal(capsys, "predict", "nowhere", "new.csv")
     assert "nowhere is not a folder" in refusal(capsys, "runs", "nowhere")

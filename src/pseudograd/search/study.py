@@ -91,7 +91,8 @@ class Study(StoredStudy):
     def open(cls, folder: str | os.PathLike[str]) -> Study:
         """Open the study in a folder."""
         folder = Path(folder)
-        return cls(folder, data=read_run(folder)["data"], protocol=protocol_in(folder))
+        written = read_run(folder)
+        return cls(folder, protocol_in(folder), written["data"])
 
     # --- the loop ----------------------------------------------------------------------------
 
