@@ -30,7 +30,7 @@ from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.loop import module_recipe
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import recipe_from_json
-from pseudograd.search.run_file import read_run
+from pseudograd.search.folder import read_run
 from pseudograd.search.study import Runner, Study
 
 SESSIONS = "sessions.jsonl"

@@ -18,6 +18,7 @@ from pseudograd.data.features import Categories, Numbers
 from pseudograd.search import baselines as baselines_module
 from pseudograd.search.assessment import assess, share_of
 from pseudograd.search.baselines import baselines, permutation_importance
+from pseudograd.search.examples import suspects
 from pseudograd.search.measures import (
     balanced_error,
     compare_on_rows,
@@ -30,7 +31,6 @@ from pseudograd.search.measures import (
     reliability,
     wilson,
 )
-from pseudograd.search.suspects import suspects
 
 RANDOM = np.random.default_rng(0)
 

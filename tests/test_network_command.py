@@ -199,7 +199,7 @@ def test_the_same_command_resumes_and_repeats_nothing(
         return 1000.0 * any("error" in path.read_text() for path in Path().glob("runs/*/*.jsonl"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("pseudograd.search.deadline.time", SimpleNamespace(monotonic=clock))
+        patch.setattr("pseudograd.fleet.trial.time", SimpleNamespace(monotonic=clock))
         assert main(stopped) == 0
     captured = capsys.readouterr()
     assert "time limit reached; " in captured.out
@@ -469,7 +469,7 @@ def test_impossible_predictions_are_refused(capsys: pytest.CaptureFixture[str]) 
     del sys.modules["nets"]
     said = refusal(capsys, "predict", "run", "shapes.npz")
     assert "--network nets:net cannot be imported" in said
-    Path("run/network.json").write_text('{"network": 3, "image_size": null}')
+    Path("run/network.json").write_text('{"network": "nets:net"}')
     assert "run/network.json is damaged" in refusal(capsys, "predict", "run", "shapes.npz")
     Path("run/network.json").unlink()
     said = refusal(capsys, "predict", "run", "shapes.npz")

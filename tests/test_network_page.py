@@ -22,12 +22,11 @@ from pseudograd.report.page import page
 from pseudograd.report.summary import line_of_run, summary
 from pseudograd.search import Study, read_assessment, result
 from pseudograd.search.assessment import share
-from pseudograd.search.documents import checksum
 from pseudograd.search.measures import compare_counts, wilson
 from pseudograd.search.networks import write_found
 from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.words import percent
-from run_folders import changed, cut, places
+from run_folders import cut
 from test_page import ABOUT, HOSTILE, Parsed, browser, made_up, open_page
 from test_quality import OVERLAPS
 
@@ -496,11 +495,7 @@ def test_the_command_line_reads_such_a_folder(
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change the file as its writer would, with a valid checksum."""
-    fields = json.loads(path.read_text())
-    del fields["checksum"]
-    fields = change(fields)
-    path.write_text(json.dumps({**fields, "checksum": checksum(fields)}))
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
 @pytest.mark.parametrize(
@@ -508,12 +503,8 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
     [
         (cut, "is damaged"),
         (lambda path: path.write_text("[]"), "is damaged"),
-        (lambda path: path.write_text("{}"), "is damaged, or was changed by hand"),
-        (lambda path: path.write_text(path.read_text().replace('"wrong": ', '"wrong": 1')), "hand"),
-        (
-            lambda path: rewritten(path, lambda f: {**f, "found": {**f["found"], "model": 1}}),
-            "is from another version (it['model'] is not an object)",
-        ),
+        (lambda path: path.write_text("{}"), "is damaged, or from another version (KeyError"),
+        (lambda path: rewritten(path, lambda f: {**f, "found": {"model": 1}}), "another version"),
         (lambda path: rewritten(path, lambda f: {**f, "found": None}), "another version"),
     ],
 )
@@ -533,20 +524,6 @@ def test_a_damaged_assessment_is_reported_and_rewritten(
     assert run(again)
     assert again.assessment == finished.assessment
     assert "Combined predictions" in read(again.report()).text
-
-
-def test_no_change_of_a_value_goes_unnoticed(folder: Path) -> None:
-    path = folder / "assessment.json"
-    whole = json.loads(path.read_text())
-    study = Study.open(folder)
-    others: tuple[Any, ...] = (..., None, "?", 7, {})
-    for at in places(whole):
-        for new in others:
-            broken = changed(whole, at, new)
-            if broken != whole:
-                path.write_text(json.dumps(broken))
-                with pytest.raises(ValueError, match="changed by hand"):
-                    read_assessment(study)
 
 
 @pytest.mark.parametrize("other", [{"trials": 1}, {"run": "0" * 64}])
@@ -573,9 +550,9 @@ def test_networks_that_diverged_are_not_averaged(tmp_path: Path) -> None:
     assert run(study)
     (tmp_path / "run/assessment.json").unlink()
     trial = study.comparison.plain[0].trial
-    state = study.weights.get(trial)
+    state = study.checkpoints.get(trial)
     assert state is not None
-    study.weights.put(trial, {name: one * torch.nan for name, one in state.items()})
+    study.checkpoints.put(trial, {name: one * torch.nan for name, one in state.items()})
     again = made(tmp_path / "run", k=(0.5, 1), retrainings=2)
     assert run(again)
     assert again.assessment == {}
@@ -604,7 +581,7 @@ def test_a_study_in_memory_has_a_summary_and_no_page() -> None:
 def test_what_the_page_needs_of_the_data_is_named(tmp_path: Path) -> None:
     data = {name: value for name, value in TOLD["data"].items() if name != "shapes"}
     study = Study(tmp_path / "run", PROTOCOL, data)
-    with pytest.raises(ValueError, match=r"data\['shapes'\] is missing\): name a run of pseudog"):
+    with pytest.raises(ValueError, match=r"KeyError\('shapes'\)\): name a run of pseudograd\.S"):
         study.report()
 
 

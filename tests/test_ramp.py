@@ -35,8 +35,8 @@ from pseudograd.search import (
     study_of,
     tune,
 )
-from pseudograd.search.difficulty import difficulty
 from pseudograd.search.display import Display
+from pseudograd.search.examples import difficulty
 from pseudograd.search.ledger import outcome_from_json, outcome_to_json, trial_to_json
 from pseudograd.words import fraction
 

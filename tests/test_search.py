@@ -460,8 +460,8 @@ def test_torn_and_foreign_lines_are_reported_and_skipped(tmp_path: Path) -> None
     Ledger(path, [RECIPE]).append(made_up(replace(TRIAL, k=4.0)))
     again = Ledger(path, [RECIPE])
     assert {trial.k for trial in again} == {2.0, 4.0}
-    assert [line.number for line in again.set_aside] == [3, 4, 5, 7]
-    assert "not the outcome" in str(again.set_aside[0])
+    assert len(again.set_aside) == 4
+    assert "not the outcome" in again.set_aside[0]
     assert b'{"foreign": 1}' in path.read_bytes()
 
 
@@ -476,7 +476,7 @@ def test_a_truncated_line_is_removed_by_the_next_append(
     whole = "".join(f"{line}\n" for line in [head, *map(line_of, outcomes[:lines])]).encode()
     path.write_bytes(whole + rest)
     ledger = Ledger(path, [RECIPE])
-    assert [line.number for line in ledger.set_aside] == [lines + 2]
+    assert len(ledger) == lines
     assert path.read_bytes() == whole + rest  # reading leaves it unchanged
     ledger.append(outcomes[2])
     assert path.read_bytes() == whole + line_of(outcomes[2]).encode() + b"\n"
@@ -512,7 +512,7 @@ def test_outcomes_of_another_recipe_or_search_are_set_aside(tmp_path: Path) -> N
     ledger = Ledger(path, protocol.recipes, protocol.admits)
     assert set(ledger) == {mine, other, of_other_k}
     assert not protocol.covers(of_other_k)
-    told = [str(line) for line in ledger.set_aside]
+    told = ledger.set_aside
     assert "another search" in told[0]
     assert told[1].endswith(f"a trial with another recipe, {recipes[0].fingerprint}")
     assert len(told) == 1 + len(recipes)

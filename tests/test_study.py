@@ -100,7 +100,7 @@ def test_the_model_of_a_ramp_is_named_as_it_was_given() -> None:
             error += abs(trial.learning_rate - 0.02)
             one.tell(trial, Outcome(trial, error, 2, error, error, 2, "limit", (), wrong))
             if trial.split.retrain:
-                one.weights.put(trial, network().state_dict())
+                one.checkpoints.put(trial, network().state_dict())
     assert one.best.k == Ramp(0.5, 2.0)
     for k in (None, "0.5→2", "0.5->2", Ramp(0.5, 2.0), 1):
         assert isinstance(one.model(k), nn.Module)

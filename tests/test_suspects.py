@@ -15,8 +15,7 @@ import torch
 from benchmarks.suspects import flip, found_among
 from pseudograd.data import Dataset, Encoder, load_table, open_data
 from pseudograd.data.features import Categories, Numbers
-from pseudograd.search.shown import distinct, shown
-from pseudograd.search.suspects import shown_suspects, suspects, write_suspects
+from pseudograd.search.examples import distinct, shown, shown_suspects, suspects, write_suspects
 
 LABELS = np.array([0, 0, 1, 1, 2])
 MODEL = np.array(

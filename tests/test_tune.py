@@ -448,8 +448,8 @@ def test_lines_that_cannot_be_read_are_reported(capsys: pytest.CaptureFixture[st
     head, first, *rest = path.read_text().splitlines(keepends=True)
     path.write_text("".join([head, first[:50] + "\n", *rest, "hello\n"]))
     _, err = tuned(capsys, "digits", *SMALL, "--out", "run")
-    assert "run/ledger.jsonl: line 2 is set aside: it is not JSON, or cut off" in err
-    assert f"line {len(rest) + 3} is set aside" in err
+    said = "run/ledger.jsonl: 2 lines set aside, the first because it is not JSON, or cut off"
+    assert said in err.splitlines()
     total = len(rest) + 1  # the trial of the torn line is run again
     assert f"{total} of {total} trials" in err
 
@@ -900,9 +900,8 @@ def test_a_full_disk_keeps_what_is_finished(capsys: pytest.CaptureFixture[str]) 
     assert "run/ledger.jsonl cannot be written (file too large): fix that" in last
     ledger = Study.open("run").ledger
     assert len(ledger) > 5
-    assert len(ledger.set_aside) == 1
+    assert Path("run/ledger.jsonl").read_text()[-1] != "\n"  # the last line is incomplete
     _, err = tuned(capsys, *options)
-    assert "is set aside" in err
     assert f"{len(ledger)} trials are done" in err
     assert not Study.open("run").ledger.set_aside  # the incomplete line is gone
 
@@ -924,7 +923,7 @@ def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> Non
     Path("run/run.json").write_text(json.dumps(fields))
     assert "other data, called" in refusal(capsys, "tune", "digits", *SMALL, "--out", "run")
     Path("run/run.json").write_text("{}")
-    assert "does not describe a run" in refusal(capsys, "report", "run")
+    assert "run.json is damaged, or from another version" in refusal(capsys, "report", "run")
     assert "holds no run: there is no such folder" in refusal(capsys, "report", "nowhere")
     assert "holds no run" in refusal(capsys, "predict", "nowhere", "new.csv")
     assert "nowhere is not a folder" in refusal(capsys, "runs", "nowhere")

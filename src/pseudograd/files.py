@@ -101,21 +101,19 @@ class Lock:
         _OPEN.add(self)
 
     @classmethod
-    def on(cls, path: Path, *, shared: bool = False, wait: bool = False) -> Lock | None:
+    def on(cls, path: Path, *, wait: bool = False) -> Lock | None:
         """Lock a file, created if it does not exist; return None if it is already locked.
 
         Args:
             path: The file.
-            shared: Whether others may hold shared locks on the file at the same time.
             wait: Whether to wait until the lock is granted.
 
         """
         with writing(path):
-            file = path.open("a+b")  # NFS needs write access for exclusive locks, read for shared
+            file = path.open("ab")  # NFS needs write access
         if fcntl is not None:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             try:
-                fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 file.close()
                 return None

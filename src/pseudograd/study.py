@@ -9,8 +9,7 @@ import inspect
 import os
 import shlex
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pseudograd.extras import needed_for
-from pseudograd.fleet import Outcome, OwnRecipe, Recipe, Stop, Trial, never
+from pseudograd.fleet import OwnRecipe, Recipe, Trial, never
 from pseudograd.fleet.devices import all_devices, check_device
 from pseudograd.fleet.modules.checks import check_training
 from pseudograd.fleet.modules.examples import Examples
@@ -27,12 +26,12 @@ from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.training import Augment, Schedule, Training
 from pseudograd.fleet.ramp import Ramp, as_k
 from pseudograd.fleet.recipe import are_numbers
+from pseudograd.fleet.trial import Deadline
 from pseudograd.search import study as search
+from pseudograd.search.checkpoints import Checkpoints
 from pseudograd.search.comparison import best_stopped
-from pseudograd.search.deadline import Deadline
 from pseudograd.search.networks import (
     ModuleEnsemble,
-    Weights,
     assess_networks,
     can_assess,
     final_groups,
@@ -187,7 +186,7 @@ class Study(search.Study):
             seed=seed,
         )
         super().__init__(folder, protocol, _facts(self.examples, self.classes))
-        self.weights = Weights(None if self.folder is None else self.folder / "networks")
+        self.checkpoints = Checkpoints(None if self.folder is None else self.folder / "networks")
         self.notes: list[str] = list(self.examples.notes)
         if not can_assess(self.examples, self.classes):
             self.notes.append(
@@ -209,10 +208,10 @@ class Study(search.Study):
     ) -> search.Study:
         """Return a study of your own training loop: loop over its trials, and report their errors.
 
-        The result is a `pseudograd.search.Study`. It has `best`, `comparison`, `result`,
-        `summary()` and `report()`, but no `model()` or `ensemble()`, because it holds no networks.
-        While the best rate of a k is the lowest or highest one, the search tries one beyond it,
-        unless rates tie.
+        The result is a `pseudograd.search.Study`, the base class of this one: it has `best`,
+        `comparison`, `result`, `summary()` and `report()`, but no `model()` or `ensemble()`, for it
+        holds no networks. While the best rate of a k is the lowest or highest one, the search tries
+        one beyond it, unless rates tie.
 
         Args:
             description: A description of the training. Change it when you change the training.
@@ -251,9 +250,10 @@ class Study(search.Study):
     def open(cls, folder: str | os.PathLike[str]) -> search.Study:
         """Open the study in a folder to read its results; to resume it, create it again.
 
-        The result is a `pseudograd.search.Study` with `best`, `comparison`, `result`, `summary()`
-        and `report()`. It cannot build your network; to get the trained one, create the study
-        again, or pass the network function to `pseudograd.search.networks.load_network`.
+        The result is a `pseudograd.search.Study`, the base class of this one, with `best`,
+        `comparison`, `result`, `summary()` and `report()`. It cannot build your network; to get the
+        trained one, create the study again, or pass the network function to
+        `pseudograd.search.networks.load_network`.
 
         Example:
             >>> import tempfile
@@ -334,9 +334,10 @@ class Study(search.Study):
                 if fleet is not None:
                     fleet.tell = display.tell
                 watching.append(display.show)
+            training = self.checkpoints.keeping(runner, lambda outcome: outcome.state)
             try:
                 finished = super().run(
-                    self._keeping(runner),
+                    training,
                     stop=lambda: stop() or limit(),
                     watch=show,
                     **{"devices": used, **session},
@@ -350,7 +351,7 @@ class Study(search.Study):
             if fleet is not None:
                 self.notes = list(dict.fromkeys((*self.notes, *fleet.notes)))
             if finished:
-                self._finish(runner, torch.device(used[0] if used[0] != "ray" else "cpu"))
+                self._finish(training, torch.device(used[0] if used[0] != "ray" else "cpu"))
         return finished
 
     def _begun(self) -> str:
@@ -360,35 +361,21 @@ class Study(search.Study):
         done = f"{counted(len(self.ledger), 'trial')} done before"
         return done if self.finished else f"training {self.protocol.plan()}; {done}"
 
-    def _keeping(self, runner: Runner) -> Runner:
-        """Return a runner that saves the weights of final networks before their outcomes."""
-
-        def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-            for outcome in runner(trials, stop):
-                if outcome.state is not None:
-                    self.weights.put(outcome.trial, outcome.state)
-                yield outcome
-
-        return run
-
-    def _finish(self, runner: Runner, device: torch.device) -> None:
+    def _finish(self, training: Runner, device: torch.device) -> None:
         """Retrain networks whose weights are lost, and assess all final networks."""
         if not self.protocol.retrainings:
             return
         groups = final_groups(self)
         if groups["chosen"] == groups["plain"]:
             del groups["chosen"]  # k = 1 was chosen
-        wanted = {trial: None for group in groups.values() for trial in group}
-        if lost := [trial for trial in wanted if self.weights.get(trial) is None]:
-            for _ in self._keeping(runner)(deque(lost), never):
-                pass
-        elif self._known():
+        wanted = dict.fromkeys(trial for group in groups.values() for trial in group)
+        if not self.checkpoints.complete(wanted, training) and self._known():
             return
         kept = {"model": self._kept(None)}
         if "chosen" in groups:
             kept["plain"] = self._kept(1)
         self._assessment = assess_networks(
-            self.training, self.examples, self.classes, groups, kept, self.weights, device
+            self.training, self.examples, self.classes, groups, kept, self.checkpoints, device
         )
         write_found(self, self._assessment)
 
@@ -423,7 +410,7 @@ class Study(search.Study):
             k: 1 for the network of k = 1, which the choice was compared with.
 
         """
-        return trained(self.training, self.weights, self._kept(k))
+        return trained(self.training, self.checkpoints, self._kept(k))
 
     def ensemble(self, which: str = "chosen") -> ModuleEnsemble:
         """Return a module that averages the probabilities of the final networks, as logarithms.
@@ -437,7 +424,7 @@ class Study(search.Study):
         if which not in groups:
             raise ValueError(f"which must be one of {', '.join(groups)}, not {which!r}")
         networks: Iterable[nn.Module] = (
-            trained(self.training, self.weights, trial) for trial in groups[which]
+            trained(self.training, self.checkpoints, trial) for trial in groups[which]
         )
         return ModuleEnsemble(list(networks)).eval()
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pseudograd.study import Study
 
 NETWORK = "network.json"  # the name of the network function, in a run's folder
-_SHAPE = {"network": str, "image_size": (int, None)}
 # Options that need --network, and options that exclude it, with their defaults.
 _OWN = (
     *("validation", "schedule", "precision", "weight_decay", "label_smoothing", "augment"),
@@ -359,15 +358,14 @@ def _unlabelled(new: NewExamples, file: str) -> Examples:
 
 def _made_by(options: argparse.Namespace) -> tuple[Callable[..., Any], int | None]:
     """Return the network function and the image size that the run recorded."""
-    from pseudograd.search.documents import misfit, read_json
+    from pseudograd.search.documents import fields_of
 
     path = options.run_folder / NETWORK
     image_size, called = None, options.network
     if path.exists():
-        known = read_json(path, "name the network with --network")
-        if wrong := misfit(known, _SHAPE, "it"):
-            raise ValueError(f"{path} is damaged ({wrong}): name the network with --network")
-        called, image_size = called or known["network"], known["image_size"]
+        with fields_of(path, "name the network with --network") as known:
+            called = called or str(known["network"])
+            image_size = known["image_size"] and int(known["image_size"])
     if called is None:
         raise ValueError(
             f"{options.run_folder} does not record its network function: name it with "

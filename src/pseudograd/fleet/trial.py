@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +25,23 @@ Stop = Callable[[], bool]
 def never() -> bool:
     """Return False: the `Stop` of a run without a limit."""
     return False
+
+
+class Deadline:
+    """A `Stop` that returns True after the given number of seconds; never if it is None.
+
+    Example:
+        >>> Deadline(60)(), Deadline(0)(), Deadline(None)()
+        (False, True, False)
+
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.end = math.inf if seconds is None else time.monotonic() + seconds
+
+    def __call__(self) -> bool:
+        """Return whether the time is over."""
+        return time.monotonic() >= self.end
 
 
 def mixed_score(error: float, cross_entropy: float) -> float:

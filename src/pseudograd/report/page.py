@@ -39,24 +39,22 @@ from pseudograd.search import (
     read_examples,
 )
 from pseudograd.search.bagging import Bagging
-from pseudograd.search.documents import misfit
 from pseudograd.words import DASH, fraction, interval, percent
 
 Outcomes = Mapping[Trial, Outcome]
 
-_DATA = {
-    "name": str,
-    "sha256": str,
-    "train_size": int,
-    "test_size": int,
-    "features": int,
-    "classes": int,
-    "labels": [(str, float, bool)],
-    "pixels": (None, [int]),
-    "target": str,
+_DATA: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("name", "sha256", "target"), str),
+    **dict.fromkeys(("train_size", "test_size", "features", "classes"), int),
+    "labels": list,
+    "pixels": lambda shape: shape and [int(size) for size in shape],
 }
-_SHAPES = {"shapes": [[int]]}  # of the inputs
-_NEEDED: dict[str, dict[str, Any]] = {"mlp": _DATA, "module": _DATA | _SHAPES, "own": {}}
+# The facts about the data that a page needs, by the kind of recipe.
+_NEEDED: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "mlp": _DATA,
+    "module": {**_DATA, "shapes": lambda shapes: [list(map(int, shape)) for shape in shapes]},
+    "own": {},
+}
 
 
 def write_page(study: Study) -> Path:
@@ -64,18 +62,20 @@ def write_page(study: Study) -> Path:
     if study.folder is None:
         raise ValueError("study must have a folder, for its page to be written there")
     kind = study.protocol.recipe.kind
-    if wrong := misfit(study.data, _NEEDED[kind], "data"):
+    try:
+        facts = {name: read(study.data[name]) for name, read in _NEEDED[kind].items()}
+    except (KeyError, TypeError, ValueError) as problem:
         made = "pseudograd.Study" if kind == "module" else "pseudograd tune"
         raise ValueError(
             f"{study.folder / 'run.json'} lacks facts about the data that the page needs "
-            f"({wrong}): name a run of {made}, or read study.result"
-        )
+            f"({problem!r}): name a run of {made}, or read study.result"
+        ) from problem
     path = study.folder / "report.html"
     with writing(path):
         write_whole(
             path,
             page(
-                study.about,
+                {**study.about, "data": {**study.data, **facts}},
                 study.protocol,
                 study.ledger,
                 read_examples(study),

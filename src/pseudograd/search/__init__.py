@@ -1,14 +1,20 @@
 """The search for k and the learning rate: protocols, studies, and the ledger of outcomes."""
 
+from pseudograd.fleet.trial import Deadline
 from pseudograd.search.assessment import assess
 from pseudograd.search.bagging import Bagging, table_recipe
-from pseudograd.search.comparison import Comparison, Difference, compare, paired_difference
-from pseudograd.search.deadline import Deadline
-from pseudograd.search.ledger import Ledger, SetAside
+from pseudograd.search.comparison import (
+    Comparison,
+    Difference,
+    Result,
+    compare,
+    paired_difference,
+    result,
+)
+from pseudograd.search.ledger import Ledger
 from pseudograd.search.models import load_model
 from pseudograd.search.paper import batch_size_for, clip_for, ks_for, repetitions_for
 from pseudograd.search.protocol import DEEP_KS, SHALLOW_KS, Cell, Protocol
-from pseudograd.search.result import Result, result
 from pseudograd.search.study import Progress, Runner, Study
 from pseudograd.search.tuning import (
     Combined,
@@ -33,7 +39,6 @@ __all__ = [
     "Protocol",
     "Result",
     "Runner",
-    "SetAside",
     "Study",
     "assess",
     "batch_size_for",

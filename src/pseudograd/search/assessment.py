@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pseudograd.fleet.ramp import Ramp, plain_k
 from pseudograd.search.baselines import Predict, baselines, permutation_importance
+from pseudograd.search.examples import shown_suspects
 from pseudograd.search.measures import (
     Floats,
     are_unequal,
@@ -24,7 +25,6 @@ from pseudograd.search.measures import (
     reliability,
     wilson,
 )
-from pseudograd.search.suspects import shown_suspects
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -61,7 +61,7 @@ def assess(
         test: Test probabilities of the "model" and, if available, of the "uncalibrated" model and
             of the model of k = 1, "plain".
         suspects: The training rows whose label looks wrong, from
-            `pseudograd.search.suspects.suspects`.
+            `pseudograd.search.examples.suspects`.
         predict: Returns the model's probabilities for rows of features; without it, permutation
             importance is not computed.
         members: The composition of the model: the number of "networks", "ks" (a list of [k, number

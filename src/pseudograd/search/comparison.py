@@ -1,4 +1,4 @@
-"""Comparison of the chosen k with k = 1: retrained networks on the test set."""
+"""The result of a study: its choice, compared with k = 1 by retrained networks on the test set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pseudograd.extras import needed_for
-from pseudograd.fleet import Outcome
+from pseudograd.fleet import Outcome, Ramp
+from pseudograd.search.protocol import Cell, Outcomes, Protocol
 
 
 @dataclass(frozen=True)
@@ -158,3 +159,59 @@ def sign_test(one: int, other: int, chance: float = 0.5) -> float:
         from scipy.stats import binomtest
 
     return float(binomtest(one, one + other, chance).pvalue) if one + other else 1.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a finished study.
+
+    Attributes:
+        cells: All pairs of k and learning rate, with their validation errors.
+        best_of_each_k: The best rate of each k.
+        chosen: (k*, η*).
+        plain: (1, η₁*).
+        ties: Pairs that are as good as the chosen one but lost the tie-break.
+        open_ks: Each k whose best rate may lie outside the range that was tried.
+        comparison: The choice against k = 1 on the test set.
+
+    """
+
+    cells: tuple[Cell, ...]
+    best_of_each_k: tuple[Cell, ...]
+    chosen: Cell
+    plain: Cell
+    ties: tuple[Cell, ...]
+    open_ks: tuple[float | Ramp, ...]
+    comparison: Comparison
+
+
+def result(protocol: Protocol, outcomes: Outcomes, positions: int = 1) -> Result:
+    """Return the result of a finished search.
+
+    Args:
+        protocol: The protocol of the search.
+        outcomes: The outcomes of all its trials.
+        positions: The number of labels per test example.
+
+    """
+    if not protocol.retrainings:
+        raise ValueError("a study with retrainings=0 compares nothing: read study.best")
+    if wanted := protocol.wanted(outcomes):
+        raise ValueError(
+            f"the study is not finished: {len(wanted)} trials have no outcome yet; "
+            "run it, or tell their outcomes"
+        )
+    chosen, plain = protocol.chosen(outcomes)
+
+    def retrained(cell: Cell) -> list[Outcome]:
+        return [outcomes[trial] for trial in protocol.retrainings_of(cell.k, cell.learning_rate)]
+
+    return Result(
+        cells=tuple(protocol.cells(outcomes)),
+        best_of_each_k=tuple(protocol.best_of_each_k(outcomes)),
+        chosen=chosen,
+        plain=plain,
+        ties=tuple(protocol.ties(outcomes)),
+        open_ks=tuple(protocol.open_ks(outcomes)),
+        comparison=compare(retrained(chosen), retrained(plain), positions),
+    )

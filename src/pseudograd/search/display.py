@@ -13,13 +13,12 @@ from pseudograd.fleet.ramp import by_level
 from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Protocol
 from pseudograd.search.study import Progress
-from pseudograd.words import duration, fraction, percent
+from pseudograd.words import counted, duration, fraction, percent
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 _SECONDS_BETWEEN_LINES = 10.0
-_LINES = 5  # unusable lines of a ledger that are reported individually
 
 
 class Display(contextlib.AbstractContextManager["Display"]):
@@ -167,9 +166,7 @@ def _pace(trials_per_second: float) -> str:
 
 
 def tell_set_aside(ledger: Ledger) -> None:
-    """Report the unusable lines of a ledger, the first few individually."""
-    for line in ledger.set_aside[:_LINES]:
-        print(f"{ledger.path}: {line}", file=sys.stderr)
-    if (more := len(ledger.set_aside) - _LINES) > 0:
-        last = ledger.set_aside[-1].number
-        print(f"{ledger.path}: {more} more lines are set aside, up to {last}", file=sys.stderr)
+    """Print how many lines of a ledger cannot be used, and why the first of them cannot."""
+    if ledger.set_aside:
+        count, first = counted(len(ledger.set_aside), "line"), ledger.set_aside[0]
+        print(f"{ledger.path}: {count} set aside, the first because {first}", file=sys.stderr)

@@ -16,7 +16,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,27 +27,6 @@ from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.fleet.recipe import are_numbers, is_whole
 
 
-@dataclass(frozen=True)
-class SetAside:
-    """A line that holds no outcome of this ledger's trials, with the reason.
-
-    Attributes:
-        number: The line number, from 1.
-        reason: Why it cannot be used.
-
-    Example:
-        >>> print(SetAside(7, "it is cut off"))
-        line 7 is set aside: it is cut off
-
-    """
-
-    number: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"line {self.number} is set aside: {self.reason}"
-
-
 class Ledger(Mapping[Trial, Outcome]):
     """The outcomes in a file, by trial: a mapping that `append` adds to.
 
@@ -58,8 +36,8 @@ class Ledger(Mapping[Trial, Outcome]):
         belongs: Returns whether a trial belongs to this ledger. Outcomes of others are set aside.
 
     Attributes:
-        set_aside: The lines that could not be used when the file was read. They stay in the file,
-            except for a last line that was cut off, which the next `append` removes.
+        set_aside: Why lines of the file cannot be used, a reason for each. They stay in the file. A
+            last line that was cut off does not count; the next `append` removes it.
 
     Example:
         >>> import tempfile
@@ -81,15 +59,15 @@ class Ledger(Mapping[Trial, Outcome]):
     ) -> None:
         self.path = None if path is None else Path(path)
         self.recipes = {recipe.fingerprint: recipe for recipe in recipes}
-        self.set_aside: list[SetAside] = []
+        self.set_aside: list[str] = []
         self._belongs = belongs
         self._outcomes: dict[Trial, Outcome] = {}
         self._headed: set[str] = set()  # fingerprints of the recipes in the file
-        self._bytes_read = self._lines_read = 0  # of lines that have an end
+        self._bytes_read = 0  # of lines that have an end
         self.refresh()
 
-    def refresh(self) -> bool:
-        """Read the lines that other processes have added; return whether there were any.
+    def refresh(self) -> None:
+        """Read the lines that processes have added.
 
         Example:
             >>> import tempfile
@@ -98,42 +76,36 @@ class Ledger(Mapping[Trial, Outcome]):
             >>> ours, theirs = Ledger(path, [recipe]), Ledger(path, [recipe])
             >>> trial = Trial(recipe, k=0.5, learning_rate=0.1)
             >>> theirs.append(Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", ()))
-            >>> trial in ours, ours.refresh(), trial in ours
-            (False, True, True)
+            >>> ours.refresh()
+            >>> trial in ours
+            True
 
         """
         content = _content(self.path, self._bytes_read)
-        if not content:
-            return False
-        # Reread a last line that was incomplete when it was read before.
-        while self.set_aside and self.set_aside[-1].number > self._lines_read:
-            self.set_aside.pop()
         *lines, rest = content.split(b"\n")
-        for number, line in enumerate([*lines, rest] if rest else lines, self._lines_read + 1):
-            try:
-                # A crash can leave bytes that are not UTF-8; only their own line is lost.
-                outcome = self._read(line.decode("utf-8", errors="replace"))
-                if outcome and not self._belongs(outcome.trial):
-                    raise ValueError("it is the outcome of another search's trial")
-            except ValueError as error:
-                self.set_aside.append(SetAside(number, str(error)))
-            else:
-                if outcome:
-                    self._outcomes[outcome.trial] = outcome
-        self._lines_read += len(lines)
         self._bytes_read += len(content) - len(rest)
-        return True
+        self.set_aside += filter(None, map(self._read, lines))
+        if rest:  # perhaps cut off, or only without its end: it is read again with the next ones
+            self._read(rest)
 
-    def _read(self, line: str) -> Outcome | None:
-        """Return the outcome in a line, or None for a recipe."""
+    def _read(self, line: bytes) -> str | None:
+        """Take over the outcome or recipe in a line; return why that is impossible, or None."""
         try:
-            fields = json.loads(line)
+            # A crash can leave bytes that are not UTF-8; only their own line is lost.
+            fields = json.loads(line.decode("utf-8", errors="replace"))
         except (json.JSONDecodeError, RecursionError):
-            raise ValueError("it is not JSON, or cut off") from None
+            return "it is not JSON, or cut off"
         if isinstance(fields, dict) and fields.keys() == {"fingerprint", "recipe"}:
             self._headed.add(str(fields["fingerprint"]))
             return None
-        return outcome_from_json(fields, self.recipes)
+        try:
+            outcome = outcome_from_json(fields, self.recipes)
+        except ValueError as problem:
+            return str(problem)
+        if not self._belongs(outcome.trial):
+            return "it is the outcome of another search's trial"
+        self._outcomes[outcome.trial] = outcome
+        return None
 
     def append(self, outcome: Outcome) -> None:
         """Add an outcome, without its weights; it is on disk when this returns."""
@@ -153,17 +125,12 @@ class Ledger(Mapping[Trial, Outcome]):
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                if file.tell() and _last_byte(path) != b"\n":
-                    _mend_end(path, file)
-                known = file.tell() == self._bytes_read
+            with path.open("a+b") as file:
+                _mend_end(file)
                 file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
         self._headed.add(recipe.fingerprint)
-        if known:  # this process has read everything before its own lines
-            self._bytes_read += len(text)
-            self._lines_read += len(lines)
 
     def __getitem__(self, trial: Trial) -> Outcome:
         return self._outcomes[trial]
@@ -268,22 +235,21 @@ def _content(path: Path | None, start: int) -> bytes:
         raise OSError(f"{path} cannot be read ({reason(problem)}): {advice}") from problem
 
 
-def _mend_end(path: Path, file: BinaryIO) -> None:
+def _mend_end(file: BinaryIO) -> None:
     """End the last line of a ledger, or remove it if a crash cut it off.
 
     A line that was cut off would break other JSON readers.
     """
-    last = path.read_bytes().rpartition(b"\n")[2]
+    if not (size := file.seek(0, os.SEEK_END)):
+        return
+    file.seek(size - 1)
+    if file.read() == b"\n":
+        return
+    file.seek(0)
+    last = file.read().rpartition(b"\n")[2]
     try:
         json.loads(last)  # a prefix of an object is not valid JSON, so this one is complete
     except ValueError:
-        file.truncate(file.tell() - len(last))
-        file.seek(0, os.SEEK_END)
+        file.truncate(size - len(last))
     else:
         file.write(b"\n")
-
-
-def _last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1)

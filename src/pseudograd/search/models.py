@@ -10,57 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pseudograd.data import Dataset, Encoder
+from pseudograd.data import Encoder
 from pseudograd.files import sha256_of, writing
-from pseudograd.fleet import Ensemble, Network, Outcome, OwnRecipe, Ramp, Trial
+from pseudograd.fleet import Ensemble, OwnRecipe, Ramp
 from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.search.bagging import Bagging
-from pseudograd.search.documents import read_json, read_signed, write_json, write_signed
-from pseudograd.search.ledger import trial_name
+from pseudograd.search.documents import fields_of, read_json, write_json
 from pseudograd.search.study import Study
 
 MODEL, PLAIN = "model.safetensors", "plain.safetensors"
 # Ensembles of all final networks of the paper's protocol, by the file of the single model.
 ENSEMBLES = {MODEL: "ensemble.safetensors", PLAIN: "plain_ensemble.safetensors"}
 _REPAIR = "run the search's command again, which repairs it"
-_SHAPE = {
-    "k": (float, str, None),
-    "sha256": {...: str},
-    "run": str,
-    "made_from": dict,
-    "encoder": {"target": str, "labels": list, "columns": [dict]},
-}
-
-
-class Store:
-    """The networks that may become part of the model, one file each.
-
-    A network that is missing or damaged counts as not trained.
-
-    Args:
-        folder: The folder of the files.
-
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def put(self, outcome: Outcome, data: Dataset) -> None:
-        """Save the network of an outcome."""
-        path = self._path(outcome.trial)
-        with writing(path):
-            self.folder.mkdir(exist_ok=True)
-            Network.of(outcome, data).save(path)
-
-    def get(self, trial: Trial) -> Network | None:
-        """Return the network of a trial, or None if it is missing or damaged."""
-        try:
-            return Network.load(self._path(trial))
-        except (ValueError, OSError):
-            return None
-
-    def _path(self, trial: Trial) -> Path:
-        return self.folder / f"{trial_name(trial)}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -137,7 +98,7 @@ def save_model(
         "encoder": json.loads(encoder.to_json()),
     }
     # Written last: if it exists, so do all the files.
-    write_signed(folder / "model.json", fields)
+    write_json(folder / "model.json", fields)
 
 
 def forget_model(study: Study) -> None:
@@ -166,11 +127,14 @@ def saved(study: Study) -> Saved | None:
     path = folder / "model.json"
     if not path.exists():
         return None
-    fields = read_signed(path, _SHAPE, _REPAIR)
-    if fields["run"] != study.fingerprint:
+    with fields_of(path, _REPAIR) as fields:
+        run = fields["run"]
+        encoder = Encoder.from_json(json.dumps(fields["encoder"]))
+        digests, made_from = dict(fields["sha256"]), dict(fields["made_from"])
+        found = Saved(folder, as_k(fields["k"]), digests, made_from, encoder)
+    if run != study.fingerprint:
         raise ValueError(f"{path} does not belong to the run.json beside it: {_REPAIR}")
-    encoder = Encoder.from_json(json.dumps(fields["encoder"]))
-    return Saved(folder, as_k(fields["k"]), fields["sha256"], fields["made_from"], encoder)
+    return found
 
 
 def is_saved(study: Study, made_from: Mapping[str, Any]) -> bool:

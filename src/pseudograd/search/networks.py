@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pseudograd.extras import needed_for
-from pseudograd.files import write_whole, writing
 from pseudograd.fleet import Trial
 from pseudograd.fleet.modules.descriptions import describe_network
 from pseudograd.fleet.modules.examples import Examples
@@ -28,9 +25,9 @@ from pseudograd.search.assessment import (
     quality,
     share_of,
 )
+from pseudograd.search.checkpoints import Checkpoints
 from pseudograd.search.comparison import best_stopped
-from pseudograd.search.documents import misfit, read_signed, write_signed
-from pseudograd.search.ledger import trial_name
+from pseudograd.search.documents import fields_of, write_json
 from pseudograd.search.measures import are_unequal, compare_on_rows
 from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.search.study import Study
@@ -39,52 +36,6 @@ from pseudograd.words import fraction, joined
 ASSESSMENT = "assessment.json"
 _MOST_NUMBERS = 1 << 28  # maximum number of test probabilities to hold in memory
 _REPAIR = "run the study again, which rewrites it"
-
-# What another version may lack. The checksum shows that nothing else changed since it was written.
-_FOUND = {"classes": list, "unit": str, "model": dict, "baselines": list, "combined": list}
-
-
-class Weights:
-    """The weights of trained networks: one file per network in a folder, or in memory.
-
-    Args:
-        folder: Where to keep them; None for memory.
-
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self._kept: dict[Trial, Mapping[str, Tensor]] = {}
-
-    def put(self, trial: Trial, state: Mapping[str, Tensor]) -> None:
-        """Store the weights of a trial's network."""
-        if self.folder is None:
-            self._kept[trial] = state
-            return
-        with needed_for("saving a network"):
-            from safetensors.torch import save
-
-        path = self._path(trial)
-        with writing(path):
-            self.folder.mkdir(exist_ok=True)
-            write_whole(path, save({name: one.contiguous() for name, one in state.items()}))
-
-    def get(self, trial: Trial) -> Mapping[str, Tensor] | None:
-        """Return the weights of a trial's network; None if missing or unreadable."""
-        if self.folder is None:
-            return self._kept.get(trial)
-        with needed_for("loading a network"):
-            from safetensors import SafetensorError
-            from safetensors.torch import load
-
-        try:
-            return load(self._path(trial).read_bytes())
-        except (OSError, SafetensorError):
-            return None
-
-    def _path(self, trial: Trial) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{trial_name(trial)}.safetensors"
 
 
 class ModuleEnsemble(nn.Module):
@@ -121,7 +72,7 @@ def assess_networks(
     classes: Sequence[Any],
     groups: Mapping[str, Sequence[Trial]],
     kept: Mapping[str, Trial],
-    weights: Weights,
+    checkpoints: Checkpoints,
     device: torch.device,
 ) -> dict[str, Any]:
     """Return the assessment of the kept network and the ensembles on the test set.
@@ -135,7 +86,7 @@ def assess_networks(
         classes: The names of the classes.
         groups: The networks of each ensemble: "chosen", "plain" (of k = 1) and "mixed".
         kept: The network that becomes the "model", and the one of k = 1, "plain", if it differs.
-        weights: The trained networks.
+        checkpoints: Their weights.
         device: Where to predict.
 
     """
@@ -150,7 +101,7 @@ def assess_networks(
     single: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}  # not the networks' own probabilities, which may be many
     for trial in dict.fromkeys((*kept.values(), *itertools.chain(*groups.values()))):
-        module = trained(training, weights, trial)
+        module = trained(training, checkpoints, trial)
         found = predict(training, module.to(device), examples, rows, device)
         if not bool(found.isfinite().all()):
             return {}
@@ -200,7 +151,7 @@ def write_found(study: Study, found: Mapping[str, Any]) -> None:
     """Write the result of `assess_networks` to the study's folder, if it has one."""
     if study.folder is not None:
         fields = {"trials": len(study.ledger), "run": study.fingerprint, "found": found}
-        write_signed(study.folder / ASSESSMENT, fields)
+        write_json(study.folder / ASSESSMENT, fields)
 
 
 def read_found(study: Study) -> dict[str, Any] | None:
@@ -212,23 +163,19 @@ def read_found(study: Study) -> dict[str, Any] | None:
     """
     if study.folder is None or not (study.folder / ASSESSMENT).exists():
         return None
-    fields = read_signed(study.folder / ASSESSMENT, {"found": dict}, _REPAIR)
-    if fields.get("trials") != len(study.ledger) or fields.get("run") != study.fingerprint:
-        return None
-    found: dict[str, Any] = fields["found"]
-    if found and (wrong := misfit(found, _FOUND, "it")):
-        path = study.folder / ASSESSMENT
-        raise ValueError(f"{path} is from another version ({wrong}): {_REPAIR}")
-    return found
+    with fields_of(study.folder / ASSESSMENT, _REPAIR) as fields:
+        found = dict(fields["found"])
+        if found:  # what another version may lack
+            _ = float(found["model"]["error"])
+            _ = [found[name] for name in ("classes", "unit", "baselines", "combined")]
+        current = fields["trials"] == len(study.ledger) and fields["run"] == study.fingerprint
+    return found if current else None
 
 
-def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:
+def trained(training: Training, checkpoints: Checkpoints, trial: Trial) -> nn.Module:
     """Return the trained network of a trial."""
-    state = weights.get(trial)
-    if state is None:
-        raise ValueError(f"the weights of {trial} are missing or damaged: run the study again")
     module = training.module(trial.seed)
-    module.load_state_dict(state)
+    module.load_state_dict(checkpoints.load(trial))
     return module.eval()
 
 
@@ -294,8 +241,9 @@ def load_network(
         raise ValueError(
             f"{study.folder} has no network of k = {named}: give {joined(there, 'or')}"
         )
-    training, weights = Training(network), Weights(study.folder / "networks")
+    training, checkpoints = Training(network), Checkpoints(study.folder / "networks")
     group = groups[names[wanted]]
     if not ensemble:
-        return trained(training, weights, best_stopped(map(study.ledger.__getitem__, group)).trial)
-    return ModuleEnsemble([trained(training, weights, trial) for trial in group]).eval()
+        best = best_stopped(map(study.ledger.__getitem__, group)).trial
+        return trained(training, checkpoints, best)
+    return ModuleEnsemble([trained(training, checkpoints, trial) for trial in group]).eval()

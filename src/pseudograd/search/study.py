@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import SupportsFloat
 
 from pseudograd.fleet import Outcome, Stop, Trial, never
-from pseudograd.search.comparison import Comparison
-from pseudograd.search.kept import Kept
+from pseudograd.search.comparison import Comparison, Result, result
+from pseudograd.search.folder import StoredStudy, protocol_in, read_run
 from pseudograd.search.protocol import Cell
-from pseudograd.search.result import Result, result
-from pseudograd.search.run_file import protocol_in, read_run
 from pseudograd.words import counted
 
 Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
@@ -53,13 +51,16 @@ class Progress:
     outcome: Outcome
 
 
-class Study(Kept):
+class Study(StoredStudy):
     """A search for the best k and learning rate, kept in a folder.
 
     The folder holds ``run.json`` (recipe, protocol, data, and when and where it ran) and
     ``ledger.jsonl`` (the outcomes). Creating the same study again resumes it. If several processes
     loop over the same folder, each trial goes to one of them, and if a process is killed, its
     trials go to the others.
+
+    `pseudograd.Study` is the subclass that has a network and trains it. This class knows only
+    trials and outcomes; studies opened for reading and those of your own training loop have it.
 
     Args:
         folder: Where to keep it; None keeps it in memory.
@@ -91,7 +92,7 @@ class Study(Kept):
         """Open the study in a folder."""
         folder = Path(folder)
         written = read_run(folder)
-        return cls(folder, protocol_in(folder, written), written["data"])
+        return cls(folder, protocol_in(folder), written["data"])
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -152,7 +153,6 @@ class Study(Kept):
         with self._guard():
             for trial in trials or self._claims.trials:
                 self._claims.release(trial)
-            self._leave()
 
     def tell(
         self,
@@ -276,7 +276,7 @@ class Study(Kept):
                     if not self._loops and self._place is not None:
                         self._note_time()
                         self._place = None
-                    self._leave()
+                        self._claims.others()  # removes those of killed processes
 
     def run(
         self,

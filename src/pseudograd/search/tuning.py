@@ -10,32 +10,33 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from pseudograd.data import Dataset, Encoder
 from pseudograd.files import writing
 from pseudograd.fleet import Ensemble, Network, Outcome, Stop, Trial, never
-from pseudograd.fleet.mlp.network import tempered
+from pseudograd.fleet.mlp.network import by_name, tempered
 from pseudograd.fleet.ramp import plain_k
 from pseudograd.search.assessment import EnsembleOf, assess
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.baselines import Predict
-from pseudograd.search.comparison import best_stopped
-from pseudograd.search.difficulty import difficulty
+from pseudograd.search.checkpoints import Checkpoints
+from pseudograd.search.comparison import Result, best_stopped
 from pseudograd.search.ensemble import Candidates, calibrated, candidates, mixture, select
+from pseudograd.search.examples import difficulty, suspects, write_suspects
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.measures import Floats
 from pseudograd.search.models import (
     ENSEMBLES,
     MODEL,
     PLAIN,
-    Store,
     folder_of,
     forget_model,
     forget_other_model,
@@ -45,9 +46,7 @@ from pseudograd.search.models import (
 )
 from pseudograd.search.networks import ASSESSMENT, read_found
 from pseudograd.search.protocol import RANGE, Cell, NetworkProtocol, Protocol
-from pseudograd.search.result import Result
 from pseudograd.search.study import Progress, Runner, Study
-from pseudograd.search.suspects import suspects, write_suspects
 
 EXAMPLES, SUSPECTS = "examples.json", "suspects.csv"
 _ASSESSING = "assessing the model and training baselines"
@@ -141,21 +140,19 @@ def tune(
         raise ValueError("retrainings must be 1 or more, or there is no model to save")
     if 1.0 not in study.protocol.ks:
         raise ValueError("ks must contain 1: the chosen k is compared with it")
-    store = Store(folder_of(study) / "networks")
+    checkpoints = Checkpoints(folder_of(study) / "networks")
 
-    def training(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-        for outcome in runner(trials, stop):
-            # Saved before the ledger has the outcome, so that a kill in between loses nothing else.
-            of_the_model = outcome.trial.recipe == study.protocol.recipe
-            if of_the_model if bagging else outcome.trial.split.retrain:
-                store.put(outcome, data)
-            yield outcome
+    def of_the_model(outcome: Outcome) -> Mapping[str, Tensor] | None:
+        trial = outcome.trial
+        is_kept = trial.split.may_be_kept and trial.recipe == study.protocol.recipe
+        return by_name(outcome.parameters) if is_kept and outcome.parameters else None
 
+    training = checkpoints.keeping(runner, of_the_model)
     with study.session(command, devices):
         forget_other_model(study)
         if not study.run(training, stop=stop, watch=watch):
             return None
-        job = _Job(study, data, encoder, runner, store, tell)
+        job = _Job(study, data, encoder, training, checkpoints, tell)
         return _combine(job, metric) if bagging else _compare(job)
 
 
@@ -178,23 +175,16 @@ class _Job:
     study: Study
     data: Dataset
     encoder: Encoder
-    runner: Runner
-    store: Store
+    training: Runner
+    checkpoints: Checkpoints
     tell: Callable[[str], None]
 
     def networks_of(self, trials: Iterable[Trial]) -> dict[Trial, Network]:
         """Return the networks of trials; train those again that are missing or damaged."""
-        found = {trial: self.store.get(trial) for trial in trials}
-        if lost := [trial for trial, network in found.items() if network is None]:
-            for outcome in self.runner(deque(lost), never):
-                self.store.put(outcome, self.data)
-            found |= {trial: self.store.get(trial) for trial in lost}
-        known = {trial: network for trial, network in found.items() if network is not None}
-        if len(known) < len(found):
-            raise OSError(
-                f"{self.store.folder} lacks a network that was just saved: check the disk"
-            )
-        return known
+        trials = list(trials)
+        self.checkpoints.complete(trials, self.training)
+        load = self.checkpoints.load
+        return {trial: Network.of_tensors(trial, load(trial), self.data) for trial in trials}
 
     def test_probabilities(self, model: Ensemble) -> Floats:
         """Return the probabilities of a model on the test set."""
@@ -298,7 +288,7 @@ def _assessed_network(job: _Job, models: Mapping[str, Ensemble], result: Result)
 class _Choice(NamedTuple):
     """The weights of the candidates in an ensemble, and the calibrated ensemble."""
 
-    weights: torch.Tensor
+    weights: Tensor
     model: Ensemble
 
 
@@ -348,9 +338,7 @@ def _combine(job: _Job, metric: str) -> Combined:
     return Combined(best, chosen, assessment)
 
 
-def _choice(
-    found: Candidates, data: Dataset, metric: str, allowed: slice | torch.Tensor
-) -> _Choice:
+def _choice(found: Candidates, data: Dataset, metric: str, allowed: slice | Tensor) -> _Choice:
     """Return the best ensemble of the allowed candidates."""
     labels = data.labels[found.rows]
     counts = None if data.weights is None else data.weights[found.rows]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from pseudograd.files import write_whole
 from pseudograd.fleet.mlp.bins import Bins
 from pseudograd.fleet.mlp.crew import mlp_recipe
 from pseudograd.fleet.mlp.stack import ACTIVATE
-from pseudograd.fleet.trial import Outcome
+from pseudograd.fleet.trial import Outcome, Trial
 
 _AT_ONCE = 1 << 14  # examples per matrix product, to bound memory
 
@@ -60,10 +58,15 @@ class Network:
         """Return the network of an outcome from a fleet with ``keep_parameters``."""
         if outcome.parameters is None:
             raise ValueError("outcome must carry parameters: run a Fleet with keep_parameters=True")
-        recipe = mlp_recipe(outcome.trial)
+        return cls.of_tensors(outcome.trial, by_name(outcome.parameters), data)
+
+    @classmethod
+    def of_tensors(cls, trial: Trial, tensors: Mapping[str, Tensor], data: Dataset) -> Network:
+        """Return the network of a trial from its parameters `by_name`."""
+        recipe = mlp_recipe(trial)
         bins = Bins.fit(data, recipe.bins) if recipe.bins else None
         scaling = data.scaling(recipe.feature_range)
-        return cls(outcome.parameters, recipe.activation, *scaling, bins or None)
+        return cls(_layers(tensors), recipe.activation, *scaling, bins or None)
 
     @property
     def is_finite(self) -> bool:
@@ -152,15 +155,13 @@ class Ensemble:
 
         tensors, about = {}, []
         for number, network in enumerate(self.networks):
-            for at, (weight, bias) in enumerate(network.parameters):
-                tensors[f"{number}.{at}.weight"] = weight.contiguous()
-                tensors[f"{number}.{at}.bias"] = bias.contiguous()
+            for name, tensor in by_name(network.parameters).items():
+                tensors[f"{number}.{name}"] = tensor.contiguous()
             if network.bins:
                 for name, tensor in vars(network.bins).items():
                     tensors[f"{number}.bins.{name}"] = tensor.clone()
             about.append(
                 {
-                    "layers": len(network.parameters),
                     "activation": network.activation,
                     "factor": network.factor,
                     "offset": network.offset,
@@ -168,8 +169,7 @@ class Ensemble:
             )
         ensemble = {"networks": about, "weights": self.weights, "temperature": self.temperature}
         # A single entry, since safetensors does not fix the order of several.
-        told = {"ensemble": json.dumps({**ensemble, "sha256": _sha256(ensemble, tensors)})}
-        write_whole(path, save(tensors, told))
+        write_whole(path, save(tensors, {"ensemble": json.dumps(ensemble)}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Ensemble:
@@ -181,27 +181,32 @@ class Ensemble:
             with safe_open(path, "pt") as file:
                 about = json.loads(file.metadata()["ensemble"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if about.pop("sha256") != _sha256(about, tensors):
-                raise ValueError("its content has changed")
             networks = []
             for number, one in enumerate(about["networks"]):
-                names = [f"{number}.{at}" for at in range(one.pop("layers"))]
-                layers = tuple((tensors[f"{n}.weight"], tensors[f"{n}.bias"]) for n in names)
-                held = {n: tensors.get(f"{number}.bins.{n}") for n in ("feature", "low", "width")}
-                bins = None if held["low"] is None else Bins(**held)  # type: ignore[arg-type]
-                networks.append(Network(layers, **one, bins=bins))
+                start = f"{number}."
+                own = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+                held = [own.pop(f"bins.{name}", None) for name in ("feature", "low", "width")]
+                bins = None if held[0] is None else Bins(*held)
+                networks.append(Network(_layers(own), **one, bins=bins))
             return cls(tuple(networks), tuple(about["weights"]), about["temperature"])
         except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ValueError(f"{path} is not a saved model ({problem})") from problem
 
 
-def _sha256(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of a file's content, to detect damage."""
-    found = hashlib.sha256(json.dumps(about).encode())
-    for name in sorted(tensors):
-        found.update(name.encode())
-        found.update(tensors[name].cpu().numpy().tobytes())
-    return found.hexdigest()
+def by_name(parameters: tuple[tuple[Tensor, Tensor], ...]) -> dict[str, Tensor]:
+    """Return the parameters of an outcome as tensors by name: "0.weight", "0.bias", ..."""
+    kinds = ("weight", "bias")
+    return {
+        f"{at}.{kind}": tensor
+        for at, layer in enumerate(parameters)
+        for kind, tensor in zip(kinds, layer, strict=True)
+    }
+
+
+def _layers(tensors: Mapping[str, Tensor]) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return the parameters that `by_name` named."""
+    count = len(tensors) // 2
+    return tuple((tensors[f"{at}.weight"], tensors[f"{at}.bias"]) for at in range(count))
 
 
 def tempered(probabilities: Tensor, temperature: float) -> Tensor:
