@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pseudograd.extras import needed_for
@@ -23,10 +23,11 @@ from pseudograd.fleet.devices import all_devices, check_device
 from pseudograd.fleet.modules.checks import check_training
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
-from pseudograd.fleet.modules.training import Augment, Schedule, Training
+from pseudograd.fleet.modules.training import Augment, OtherRule, Schedule, Training
 from pseudograd.fleet.ramp import Ramp, as_k
 from pseudograd.fleet.recipe import are_numbers
 from pseudograd.fleet.trial import Deadline
+from pseudograd.rules import tunable
 from pseudograd.search import study as search
 from pseudograd.search.checkpoints import Checkpoints
 from pseudograd.search.comparison import best_stopped
@@ -60,6 +61,11 @@ class Study(search.Study):
             divided by 255.
         test: The test set, in the same form.
         k: The values to try, including 1; a string like "0.5→2" is a k that changes linearly.
+        rule: A rule to train with instead of the paper's: a function of logits, labels and a
+            parameter, as in `pseudograd.rules`. Its first parameter then takes the place of k; on a
+            GPU, it is a tensor. To set others, pass a `functools.partial`.
+        baseline: The value of k that the choice is compared with instead of 1; with a rule it must
+            be given, such as 0 for `pseudograd.rules.generalized_cross_entropy`.
         learning_rates: The rates to start from; while the best rate of a k is the lowest or highest
             one, the search tries one beyond it. By default, a short sweep finds them.
         folder: Where to keep the study; None keeps it in memory.
@@ -79,7 +85,7 @@ class Study(search.Study):
         retrainings: The number of final networks with the chosen k, and with k = 1, to compare.
         augment: A function of a batch of inputs, applied on the device during training.
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
-        label_smoothing: As for the loss.
+        label_smoothing: As for the loss; not with a rule.
         class_weights: A factor for each class, as for the loss.
         ignore_index: The label to ignore, as for the loss.
         compile: Whether to compile the network on a GPU.
@@ -116,6 +122,8 @@ class Study(search.Study):
         test: Any,
         *,
         k: Sequence[float | str | Ramp] = DEEP_KS,
+        rule: Callable[..., Tensor] | None = None,
+        baseline: float | None = None,
         learning_rates: Sequence[float] = (),
         folder: str | Path | None = None,
         epochs: int = 30,
@@ -146,6 +154,13 @@ class Study(search.Study):
                 "class, or lambda: Net(...)"
             )
         _check_names(optimizer_settings, optimizer)
+        other = None if rule is None or rule is tunable else OtherRule(rule)
+        parameter = other.parameter if other else "k"
+        if other and baseline is None:
+            raise ValueError(
+                f"baseline must be given with a rule: the value of {parameter} that the choice is "
+                "compared with"
+            )
         with needed_for("a study"):  # needed at the end; check before anything is trained
             import safetensors  # noqa: F401
             import scipy  # noqa: F401
@@ -165,17 +180,11 @@ class Study(search.Study):
             _numbers(weights) or None,
             ignore_index,
             compile,
+            other,
         )
         recipe = self.training.recipe(name)  # checks the settings before the data are read
         self.examples = Examples.of(train, test, name, ignore_index)
         recipe = dataclasses.replace(recipe, data_hash=self.examples.sha256[:16])
-        outputs = check_training(self.training, self.examples)
-        self.classes: list[str | int] = list(range(outputs) if classes is None else classes)
-        if len(self.classes) != outputs:
-            raise ValueError(
-                f"network must have an output for each of the {len(self.classes)} classes, not "
-                f"{outputs}"
-            )
         protocol = _protocol(
             NetworkProtocol,
             recipe,
@@ -184,7 +193,17 @@ class Study(search.Study):
             repetitions=(5 if validation is None else 1) if repetitions is None else repetitions,
             retrainings=retrainings,
             seed=seed,
+            baseline=1 if baseline is None else baseline,
+            parameter=parameter,
         )
+        ks = (protocol.baseline, *protocol.ks) if other else (1.0,)
+        outputs = check_training(self.training, self.examples, ks)
+        self.classes: list[str | int] = list(range(outputs) if classes is None else classes)
+        if len(self.classes) != outputs:
+            raise ValueError(
+                f"network must have an output for each of the {len(self.classes)} classes, not "
+                f"{outputs}"
+            )
         super().__init__(folder, protocol, _facts(self.examples, self.classes))
         self.checkpoints = Checkpoints(None if self.folder is None else self.folder / "networks")
         self.notes: list[str] = list(self.examples.notes)
@@ -205,6 +224,8 @@ class Study(search.Study):
         repetitions: int = 5,
         retrainings: int = 5,
         seed: int = 0,
+        parameter: str = "k",
+        baseline: float = 1,
     ) -> search.Study:
         """Return a study of your own training loop: loop over its trials, and report their errors.
 
@@ -215,13 +236,15 @@ class Study(search.Study):
 
         Args:
             description: A description of the training. Change it when you change the training.
-            k: The values to try, including 1.
+            k: The values to try, including the baseline.
             learning_rates: The rates to start from.
             folder: Where to keep the study, shared by all processes that run trials; None keeps it
                 in memory.
             repetitions: The number of networks per pair.
             retrainings: The number of final networks with the chosen k, and with k = 1, to compare.
             seed: The random seed of the folds.
+            parameter: The name of what you call k, if that is the parameter of another loss.
+            baseline: The value of k that the choice is compared with.
 
         Example:
             >>> study = Study.own_training("a formula", k=(0.5, 1), learning_rates=(0.1, 0.2, 0.4))
@@ -243,6 +266,8 @@ class Study(search.Study):
             repetitions=repetitions,
             retrainings=retrainings,
             seed=seed,
+            parameter=parameter,
+            baseline=baseline,
         )
         return search.Study(folder, protocol)
 
@@ -367,13 +392,13 @@ class Study(search.Study):
             return
         groups = final_groups(self)
         if groups["chosen"] == groups["plain"]:
-            del groups["chosen"]  # k = 1 was chosen
+            del groups["chosen"]  # the baseline was chosen
         wanted = dict.fromkeys(trial for group in groups.values() for trial in group)
         if not self.checkpoints.complete(wanted, training) and self._known():
             return
         kept = {"model": self._kept(None)}
         if "chosen" in groups:
-            kept["plain"] = self._kept(1)
+            kept["plain"] = self._kept(self.protocol.baseline)
         self._assessment = assess_networks(
             self.training, self.examples, self.classes, groups, kept, self.checkpoints, device
         )
@@ -397,7 +422,8 @@ class Study(search.Study):
 
     def _kept(self, k: float | str | Ramp | None) -> Trial:
         comparison = self.comparison
-        there = {comparison.chosen[0].trial.k: comparison.chosen, 1: comparison.plain}
+        plain = self.protocol.baseline
+        there = {comparison.chosen[0].trial.k: comparison.chosen, plain: comparison.plain}
         wanted = as_k(k)
         if wanted is not None and wanted not in there:
             raise ValueError(f"k must be {joined(map(fraction, there), 'or')}, not {k}")
@@ -407,7 +433,7 @@ class Study(search.Study):
         """Return the trained network, on the CPU and in evaluation mode.
 
         Args:
-            k: 1 for the network of k = 1, which the choice was compared with.
+            k: The baseline, usually 1, for the network that the choice was compared with.
 
         """
         return trained(self.training, self.checkpoints, self._kept(k))
@@ -504,7 +530,7 @@ def _protocol(
     recipe: Recipe,
     k: Sequence[float | str | Ramp],
     learning_rates: Sequence[float],
-    **settings: int,
+    **settings: Any,
 ) -> Protocol:
     with renamed(ks="k"):
         return kind(

@@ -33,7 +33,7 @@ def fraction(k: Any) -> str:
     """
     if hasattr(k, "start"):
         return f"{fraction(k.start)}→{fraction(k.end)}"
-    return f"1/{1 / k:g}" if k < 1 and (1 / k).is_integer() else f"{k:g}"
+    return f"1/{1 / k:g}" if 0 < k < 1 and (1 / k).is_integer() else f"{k:g}"
 
 
 def signed(value: float, form: str = ".2f") -> str:

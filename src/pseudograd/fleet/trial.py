@@ -146,7 +146,8 @@ class Trial:
 
     Attributes:
         recipe: All other settings that the outcome depends on.
-        k: The sensitivity to large errors (Eq. 5): a number, or a `Ramp` over the training.
+        k: The sensitivity to large errors (Eq. 5), or the parameter of another rule: a number, or a
+            `Ramp` over the training.
         learning_rate: The step size.
         split: The role of each example.
         seed: Determines the initial weights and the order of the examples.
@@ -173,7 +174,9 @@ class Trial:
         require(are_numbers(self.learning_rate), "learning_rate", "a number")
         if not isinstance(self.k, Ramp):
             require(are_numbers(self.k), "k", "a number or a Ramp")
-            check_k(self.k)
+            if self.recipe.kind == "mlp" or getattr(self.recipe, "rule", "") == "tunable":
+                check_k(self.k)  # other rules check their parameter themselves
+            require(-math.inf < self.k < math.inf, "k", "a finite number")
         require(0 < self.learning_rate < math.inf, "learning_rate", "a finite number above 0")
         require(is_whole(self.seed, -(2**63), 2**63), "seed", "a whole number of 64 bits")
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from pseudograd.fleet.ramp import as_k
 from pseudograd.report import charts
+from pseudograd.report.described import K, Parameter
 from pseudograd.words import fraction, joined, p_value, percent, spelled
 
 Found = Mapping[str, Any]
@@ -46,7 +47,7 @@ class Ensembles:
         return bool(self.told["against_one"]["verdict"] == "better")
 
 
-def combined(assessment: Found) -> Ensembles | None:
+def combined(assessment: Found, parameter: Parameter = K) -> Ensembles | None:
     """Return the ensembles of an assessment; None if there are fewer than two networks."""
     found = {one["name"]: one for one in assessment.get("combined") or ()}
     if "plain" not in found or len(found["plain"]["ks"]) < 2:
@@ -58,39 +59,42 @@ def combined(assessment: Found) -> Ensembles | None:
         size=spelled(len(found["plain"]["ks"])),
         ensembles=tuple(found[name] for name in names),
         told=found[told],
-        of=_of(found[told]),
+        of=_of(found[told], parameter),
         which="chosen" if told == names[0] else told,
         one=assessment["model"]["error"],
         plain=None if told == "plain" else found["plain"]["error"],
     )
 
 
-def combined_section(assessment: Found | None, k: object) -> dict[str, Any]:
+def combined_section(assessment: Found | None, k: object, parameter: Parameter) -> dict[str, Any]:
     """Return the values, the table and the figure of the page's section on ensembles.
 
     Args:
         assessment: The assessment, if there is one.
         k: The k of the selected network.
+        parameter: The name of k.
 
     """
-    found = None if assessment is None else combined(assessment)
+    found = None if assessment is None else combined(assessment, parameter)
     if assessment is None or found is None:
         return {"combined": None}
-    one = {**assessment["model"], "name": f"one network of k = {fraction(as_k(k))}"}
+    one = {**assessment["model"], "name": f"one network of {parameter.at(k)}"}
     rows = [(one["name"], *_numbers(one), "", "")]
     for each in found.ensembles:
         plain = "" if each["name"] == "plain" else _verdict(each["against_plain"])
-        name = f"{found.size} of {_of(each, exactly=True)}"
+        name = f"{found.size} of {_of(each, parameter, exactly=True)}"
         rows.append((name, *_numbers(each), _verdict(each["against_one"]), plain))
-    return {"combined": found, "combined_rows": rows, "combined_errors": _figure(found, one)}
+    figure = _figure(found, one, parameter)
+    return {"combined": found, "combined_rows": rows, "combined_errors": figure}
 
 
-def _figure(found: Ensembles, one: Found) -> Markup:
+def _figure(found: Ensembles, one: Found, parameter: Parameter) -> Markup:
     kinds = {"chosen": "chosen", "plain": "plain", "mixed": "other"}
+    mixed = f"mixed {parameter.name}"
     several = [
         {
             **each,
-            "name": f"{found.size} of {'mixed k' if each['name'] == 'mixed' else _of(each)}",
+            "name": f"{found.size} of {mixed if each['name'] == 'mixed' else _of(each, parameter)}",
             "kind": kinds[each["name"]],
         }
         for each in found.ensembles
@@ -107,7 +111,7 @@ def _verdict(against: Found) -> str:
     return f"{against['verdict']} ({p_value(against['p'])})"
 
 
-def _of(ensemble: Found, *, exactly: bool = False) -> str:
+def _of(ensemble: Found, parameter: Parameter = K, *, exactly: bool = False) -> str:
     """Return the k of an ensemble's networks in words; ``exactly`` adds how many have each.
 
     >>> _of({"ks": [0.5, 0.5]}), _of({"ks": [0.5, 1.0, "0.5→2"]})
@@ -117,8 +121,8 @@ def _of(ensemble: Found, *, exactly: bool = False) -> str:
     """
     counts = Counter(as_k(k) for k in ensemble["ks"])
     if len(counts) == 1:
-        return f"k = {fraction(next(iter(counts)))}"
+        return parameter.at(next(iter(counts)))
     each = [fraction(k) for k in counts]
     if exactly and max(counts.values()) > 1:
         each = [f"{spelled(count)} of {k}" for k, count in zip(each, counts.values(), strict=True)]
-    return f"mixed k ({joined(each)})"
+    return f"mixed {parameter.name} ({joined(each)})"

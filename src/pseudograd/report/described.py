@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
-from pseudograd.fleet import MLPRecipe, OwnRecipe, Recipe
+from pseudograd.fleet import MLPRecipe, OwnRecipe, Ramp, Recipe
+from pseudograd.fleet.ramp import as_k
 from pseudograd.fleet.recipe import ModuleRecipe
-from pseudograd.words import counted, joined
+from pseudograd.words import counted, fraction, joined
 
 _DIGEST = re.compile(r",? [0-9a-f]{8}(?=[(,)]|$)")
 
@@ -24,6 +26,59 @@ def described(recipe: Recipe) -> dict[str, Any]:
         return settings | {name: without_digests(getattr(recipe, name)) for name in named}
     assert isinstance(recipe, OwnRecipe)
     return {**settings, "network": recipe.description}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a study varies besides the learning rate: k, or the parameter of another rule.
+
+    Attributes:
+        name: Its name.
+        baseline: The value that the choice is compared with.
+        rule: The name of the other rule; "" for the paper's, or if the recipe does not know it.
+
+    Example:
+        >>> Parameter("q", 0.0, "generalized_cross_entropy").plain
+        'q = 0'
+
+    """
+
+    name: str = "k"
+    baseline: float | Ramp = 1.0
+    rule: str = ""
+
+    @classmethod
+    def of(cls, recipe: Recipe, name: str, baseline: float | Ramp) -> Self:
+        """Return what a study of this recipe varies."""
+        rule = without_digests(getattr(recipe, "rule", "tunable"))
+        return cls(name, baseline, "" if rule == "tunable" else rule)
+
+    def at(self, k: object) -> str:
+        """Return a value with the name, such as "k = 1/2"."""
+        return f"{self.name} = {fraction(as_k(k))}"
+
+    @property
+    def plain(self) -> str:
+        """The baseline with the name."""
+        return self.at(self.baseline)
+
+    @property
+    def is_k(self) -> bool:
+        """Whether this is the sensitivity of the paper's rule."""
+        return self.name == "k" and not self.rule
+
+    @property
+    def axis(self) -> str:
+        """The title of an axis."""
+        return "k, sensitivity to large errors" if self.is_k else self.name
+
+    @property
+    def entropy(self) -> bool:
+        """Whether the baseline is cross-entropy, as far as the recipe tells."""
+        return self.is_k and self.baseline == 1
+
+
+K = Parameter()
 
 
 def _layers(recipe: MLPRecipe) -> str:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from pseudograd.fleet import Outcome, Ramp
 from pseudograd.fleet.ramp import as_k, by_level, level
+from pseudograd.report.described import K, Parameter
 from pseudograd.report.drawing import (
     WIDTH,
     Drawing,
@@ -31,10 +32,9 @@ HATCH = Markup(
     'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path d="M2.5 0V5"/></pattern>'
     "</defs></svg>"
 )
-_K_AXIS = "k, sensitivity to large errors"
 
 
-def describe(cell: Cell) -> str:
+def describe(cell: Cell, parameter: Parameter = K) -> str:
     """Return a pair of k and learning rate with its error as one line.
 
     >>> describe(Cell(0.5, 0.1, (0.03,)))
@@ -42,15 +42,17 @@ def describe(cell: Cell) -> str:
     """
     ends = error_interval(cell.errors)
     spread = f" (95% interval {' to '.join(map(percent, ends))})" if ends else ""
-    return f"k = {fraction(cell.k)}, rate {cell.learning_rate:.3g}: {percent(cell.error)}%{spread}"
+    at = parameter.at(cell.k)
+    return f"{at}, rate {cell.learning_rate:.3g}: {percent(cell.error)}%{spread}"
 
 
-def error_by_k(best: Sequence[Cell], chosen: Cell | None) -> Markup:
-    """Draw the validation error of each k: constants on a log axis, ramps beside it.
+def error_by_k(best: Sequence[Cell], chosen: Cell | None, parameter: Parameter = K) -> Markup:
+    """Draw the validation error of each k: constants on a log axis if it can be, ramps beside it.
 
     Args:
         best: The best rate of each k.
         chosen: The best of them, if known yet.
+        parameter: The name of k, and its baseline.
 
     """
     best = sorted(best, key=lambda cell: (isinstance(cell.k, Ramp), by_level(cell.k)))
@@ -60,23 +62,27 @@ def error_by_k(best: Sequence[Cell], chosen: Cell | None) -> Markup:
     ks = [cell.k for cell in best]
     x = _places(ks)
     y = scale(ticks[0], ticks[-1], base, 32)
-    said = "; ".join(f"k = {fraction(cell.k)}: {percent(cell.error)}%" for cell in best)
-    drawing = Drawing(base + 44, f"Validation error of the best rate of each k. {said}.")
+    said = "; ".join(f"{parameter.at(cell.k)}: {percent(cell.error)}%" for cell in best)
+    about = f"Validation error of the best rate of each {parameter.name}. {said}."
+    drawing = Drawing(base + 44, about)
     drawing.grid(ticks, y, "validation error, %")
     named: list[tuple[float, float]] = []
-    for k in sorted(ks, key=lambda k: (chosen is None or k != chosen.k, k != 1, by_level(k))):
+    first = (chosen and chosen.k, parameter.baseline)
+    for k in sorted(ks, key=lambda k: (k != first[0], k != first[1], by_level(k))):
         half = 13 if not isinstance(k, Ramp) else 4 * len(fraction(k))
         # Skip labels that would overlap.
         if all(abs(x[k] - place) > half + other for place, other in named):
             drawing.text(x[k], base + 19, fraction(k), "middle")
             named.append((x[k], half))
-    drawing.text((WIDTH + 42) / 2, base + 40, f"{_K_AXIS} (log scale)", "middle soft")
+    title = parameter.axis + " (log scale)" * all(level(k) > 0 for k in ks)
+    drawing.text((WIDTH + 42) / 2, base + 40, title, "middle soft")
     constant = [cell for cell in best if not isinstance(cell.k, Ramp)]
     drawing.line([(x[cell.k], y(100 * cell.error)) for cell in constant], "thread")
     for cell, (low, high) in zip(best, reaches, strict=True):
-        with drawing.group(f"mark {_kind(cell, chosen)}", describe(cell)):
+        kind = _kind(cell, chosen, parameter)
+        with drawing.group(f"mark {kind}", describe(cell, parameter)):
             drawing.line([(x[cell.k], y(100 * low)), (x[cell.k], y(100 * high))], "whisker")
-            drawing.symbol(x[cell.k], y(100 * cell.error), _kind(cell, chosen))
+            drawing.symbol(x[cell.k], y(100 * cell.error), kind)
     return drawing.svg()
 
 
@@ -90,14 +96,16 @@ def _places(ks: Sequence[float | Ramp]) -> dict[float | Ramp, float]:
         k: right - 12 - step * back for back, k in enumerate(reversed(ramps))
     }
     if constant:
-        x = log_scale(constant[0], constant[-1], left, right - step * len(ramps))
+        axis = log_scale if constant[0] > 0 else scale
+        x = axis(constant[0], constant[-1], left, right - step * len(ramps))
         places |= {k: x(k) for k in constant}
     return places
 
 
 def heat_map(
-    cells: Sequence[Cell], best: Sequence[Cell], chosen: Cell | None, start: float
-) -> Markup:
+    cells: Sequence[Cell], best: Sequence[Cell], chosen: Cell | None, start: float,
+    parameter: Parameter = K,
+) -> Markup:  # fmt: skip
     """Draw the validation error of all pairs of k and rate, with an arrow to the best of each k.
 
     Args:
@@ -105,6 +113,7 @@ def heat_map(
         best: The best rate of each k.
         chosen: The best of all, if known yet.
         start: The rate at which the arrows start.
+        parameter: The name of k, and its baseline.
 
     """
     ks = sorted({cell.k for cell in cells}, key=by_level)
@@ -117,26 +126,27 @@ def heat_map(
     y = {rate: top + row * number for number, rate in enumerate(rates)}
     bottom = top + row * len(rates)
     least = min(cells, key=lambda cell: cell.error)
-    about = f"Validation error of {len(cells)} pairs of k and learning rate. The lowest: "
-    drawing = Drawing(bottom + 44, about + describe(least), round(margin + column * len(ks)))
+    about = f"Validation error of {len(cells)} pairs of {parameter.name} and learning rate. "
+    about += f"The lowest: {describe(least, parameter)}"
+    drawing = Drawing(bottom + 44, about, round(margin + column * len(ks)))
     drawing.text(0, 14, "learning rate", "soft")
     for rate in rates:
         drawing.text(margin - 8, y[rate] + row / 2 + 4, f"{rate:.3g}", "end")
     for k in ks:
         drawing.text(x[k] + (column - 14) / 2, bottom + 19, fraction(k), "middle")
-    drawing.text((margin + drawing.width) / 2, bottom + 40, _K_AXIS, "middle soft")
+    drawing.text((margin + drawing.width) / 2, bottom + 40, parameter.axis, "middle soft")
     depth = scale(least.error, palest(cells), 1.0, 0.06, beyond=False)
     for cell in cells:
         left, up, dark = x[cell.k], y[cell.learning_rate], depth(cell.error)
         # The text colour changes with the shade, for contrast.
         turned = (" half" if dark >= 0.6 else "") + (" deep" if dark >= 0.85 else "")
-        with drawing.group("mark" + turned, describe(cell)):
+        with drawing.group("mark" + turned, describe(cell, parameter)):
             drawing.box(left, up + 1, column - 15, row - 2, "heat", dark)
             short = percent(cell.error, 2 if cell.error < 0.1 else 1)
             drawing.text(left + (column - 15) / 2, up + row / 2 + 4, short, "middle")
     for cell in best:
         left, up = x[cell.k], y[cell.learning_rate]
-        drawing.box(left, up + 1, column - 15, row - 2, f"best {_kind(cell, chosen)}")
+        drawing.box(left, up + 1, column - 15, row - 2, f"best {_kind(cell, chosen, parameter)}")
         drawing.arrow(left + column - 7, y[start] + row / 2, up + row / 2)
     return drawing.svg()
 
@@ -153,13 +163,14 @@ def palest(cells: Sequence[Cell]) -> float:
 
 
 def learning_curves(
-    groups: Mapping[str, Sequence[Outcome]], fold: str = "early-stopping"
+    groups: Mapping[str, Sequence[Outcome]], fold: str = "early-stopping", parameter: Parameter = K
 ) -> Markup:
     """Draw the error on a fold by epoch, thin for each network and thick for their mean.
 
     Args:
         groups: The outcomes of "chosen" and "plain", or of one of them.
         fold: The name of the fold.
+        parameter: The name of k.
 
     """
     outcomes = [outcome for group in groups.values() for outcome in group]
@@ -176,7 +187,7 @@ def learning_curves(
         return x(epoch), y(max(100 * error, foot))
 
     said = "; ".join(
-        f"k = {fraction(group[0].trial.k)}: {counted(len(group), 'network')}, best after "
+        f"{parameter.at(group[0].trial.k)}: {counted(len(group), 'network')}, best after "
         f"{statistics.fmean(outcome.best_epoch for outcome in group):.0f} epochs on average"
         for group in groups.values()
     )
@@ -196,7 +207,7 @@ def learning_curves(
         drawing.line([at(n, statistics.fmean(e)) for n, e in enumerate(common, 1)], f"{kind} mean")
         for outcome in group:
             told = (
-                f"k = {fraction(outcome.trial.k)}, seed {outcome.trial.seed}: best after "
+                f"{parameter.at(outcome.trial.k)}, seed {outcome.trial.seed}: best after "
                 f"{outcome.best_epoch} of {outcome.epochs} epochs, {percent(outcome.stop_error)}%"
             )
             with drawing.group(f"mark {kind}", told):
@@ -328,7 +339,7 @@ def key(kind: str) -> Markup:
     return drawing.svg()
 
 
-def _kind(cell: Cell, chosen: Cell | None) -> str:
+def _kind(cell: Cell, chosen: Cell | None, parameter: Parameter) -> str:
     if cell == chosen:
         return "chosen"
-    return "plain" if cell.k == 1 else "other"
+    return "plain" if cell.k == parameter.baseline else "other"

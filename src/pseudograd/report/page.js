@@ -1,6 +1,6 @@
 "use strict";
 
-// The curve of f, and the sentence beside it, follow the slider.
+// The curve of f, and the sentence beside it, follow the slider. Other rules have none.
 const slider = document.getElementById("k");
 
 function kName(log) {
@@ -16,7 +16,7 @@ function set(name, text) {
   for (const place of document.querySelectorAll(`[data-value="${name}"]`)) place.textContent = text;
 }
 
-slider.addEventListener("input", () => {
+slider?.addEventListener("input", () => {
   const log = Number(slider.value);
   const k = 2 ** log;
   const points = Array.from({ length: 81 }, (_, step) => (step / 80) ** 4);

@@ -18,7 +18,7 @@ from pseudograd.fleet.ramp import by_level
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.report import figures
 from pseudograd.report.combined import combined_section
-from pseudograd.report.described import described, shapes_in_words
+from pseudograd.report.described import Parameter, described, shapes_in_words
 from pseudograd.report.drawing import image
 from pseudograd.report.quality import (
     against_plain,
@@ -110,10 +110,12 @@ def page(
     recipe = described(protocol.recipe)
     wanted = protocol.wanted(ledger)
     chosen = plain = None
-    if any(cell.k == 1 for cell in protocol.cells(ledger)):
+    if any(cell.k == protocol.baseline for cell in protocol.cells(ledger)):
         chosen, plain = protocol.chosen(ledger)
     selected = not wanted or wanted[0].split.retrain
-    k = chosen.k if chosen else 1.0
+    k = chosen.k if chosen else protocol.baseline
+    parameter = Parameter.of(protocol.recipe, protocol.parameter, protocol.baseline)
+    slider_k = k_at(k, 1) if parameter.is_k else 1.0
     pairs: dict[str, Cell] = {}
     if chosen and plain and selected:
         pairs = {"chosen": chosen} | ({} if plain == chosen else {"plain": plain})
@@ -137,6 +139,7 @@ def page(
         "page.js",
         about=about,
         recipe=recipe,
+        parameter=parameter,
         folds=recipe.get("validation") is None and not own,
         shapes=shapes_in_words(about["data"]["shapes"]) if module else None,
         unassessed=unassessed,
@@ -151,16 +154,16 @@ def page(
         hatch=figures.HATCH,
         ramp=isinstance(k, Ramp),
         ramps=any(isinstance(k, Ramp) for k in protocol.ks),
-        slider=_slider(k_at(k, 1)),
-        pull_curve=figures.pull_curve(k_at(k, 1)),
+        slider=_slider(slider_k),
+        pull_curve=figures.pull_curve(slider_k),
         bagged=bagged,
-        **_curves(protocol, ledger, groups, pairs),
+        **_curves(protocol, ledger, groups, pairs, parameter),
         ensembles=None if comparison else against_plain(assessment),
         column_notes=column_notes(about["data"].get("notes")),
-        **quality_section(assessment, about["data"].get("pixels")),
-        **combined_section(assessment, k),
+        **quality_section(assessment, about["data"].get("pixels"), parameter.plain),
+        **combined_section(assessment, k, parameter),
         **_answer(protocol, ledger, chosen, comparison),
-        **_search(protocol, ledger, chosen, plain),
+        **_search(protocol, ledger, chosen, plain, parameter),
         **_driving(about["data"], examples),
     )
 
@@ -185,6 +188,7 @@ def _curves(
     ledger: Outcomes,
     groups: Mapping[str, list[Outcome]],
     pairs: Mapping[str, Cell],
+    parameter: Parameter,
 ) -> dict[str, Any]:
     """Return the learning curves, and the mean best epoch of each k.
 
@@ -208,7 +212,7 @@ def _curves(
     bagged = isinstance(protocol, Bagging)
     fold = "validation" if searched else "held-out" if bagged else "early-stopping"
     return {
-        "curves": figures.learning_curves(groups, fold),
+        "curves": figures.learning_curves(groups, fold, parameter),
         "searched": searched,
         "epochs_kept": kept.items(),
     }
@@ -228,8 +232,8 @@ def _answer(
     if not comparison:
         return {"verdict": None, "open_ks": open_ks}
     found = verdict(comparison)
-    others = [cell for cell in protocol.best_of_each_k(ledger) if cell.k != 1]
-    second = protocol.best(others) if found.kind == "same" and others else None
+    others = [cell for cell in protocol.best_of_each_k(ledger) if cell.k != protocol.baseline]
+    second = protocol.best(others, protocol.baseline) if found.kind == "same" and others else None
     return {
         "verdict": found,
         "comparison": comparison,
@@ -239,7 +243,7 @@ def _answer(
         "second": second,
         "behind": second and _against(second, chosen),
         "ties": [
-            f"k = {fraction(cell.k)} (rate {cell.learning_rate:.3g})"
+            f"{protocol.parameter} = {fraction(cell.k)} (rate {cell.learning_rate:.3g})"
             for cell in protocol.ties(ledger)
         ],
         "open_ks": open_ks,
@@ -251,6 +255,7 @@ def _search(
     ledger: Outcomes,
     chosen: Cell | None,
     plain: Cell | None,
+    parameter: Parameter,
 ) -> dict[str, Any]:
     """Return the plot of error against k, and the heat map."""
     cells, best = protocol.cells(ledger), protocol.best_of_each_k(ledger)
@@ -259,12 +264,12 @@ def _search(
     first = protocol.first_rates(ledger)
     errors, palest = [cell.error for cell in cells], figures.palest(cells)
     return {
-        "error_by_k": figures.error_by_k(best, chosen),
+        "error_by_k": figures.error_by_k(best, chosen, parameter),
         "k_rows": [
             (*_row(cell), _against(cell, plain))
             for cell in sorted(best, key=lambda cell: by_level(cell.k))
         ],
-        "heat_map": figures.heat_map(cells, best, chosen, first[len(first) // 2]),
+        "heat_map": figures.heat_map(cells, best, chosen, first[len(first) // 2], parameter),
         "heat_range": (min(errors), palest, max(errors) > palest),
         "first_rates": [f"{rate:.3g}" for rate in first],
         "cell_rows": [

@@ -126,7 +126,9 @@ def _leak(assessment: Assessment, majority: float) -> str | None:
     return str(columns[0]["column"]) if alone else None
 
 
-def quality_section(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict[str, Any]:
+def quality_section(
+    assessment: Assessment | None, pixels: Sequence[int] | None, plain: str = "k = 1"
+) -> dict[str, Any]:
     """Return the values and figures of the template's section on the model."""
     if assessment is None:
         return {"quality": None, "standing": None, "suspects": None}
@@ -134,7 +136,7 @@ def quality_section(assessment: Assessment | None, pixels: Sequence[int] | None)
     return {
         "quality": assessment,
         "standing": standing(assessment),
-        "errors": _errors(assessment),
+        "errors": _errors(assessment, plain),
         "confusion": assessment["confusion"]
         and charts.confusion_map(assessment["confusion"], assessment["classes"]),
         "errors_by_class": assessment["by_class"]
@@ -206,13 +208,13 @@ def against_plain(assessment: Assessment | None) -> dict[str, Any] | None:
     return {**found, "difference": difference, "log_loss": Difference(**loss)}
 
 
-def _errors(assessment: Assessment) -> Any:
-    """Return the chart of errors: the model, k = 1, and the baselines from best to worst."""
+def _errors(assessment: Assessment, plain: str) -> Any:
+    """Return the chart of errors: the model, the ``plain`` one, and the baselines, best first."""
     if assessment["model"]["low"] is None:
         return None
     rows = [{"name": "this model", "kind": "chosen", **assessment["model"]}]
     if assessment["plain"]:
-        rows.append({"name": "the same with k = 1", "kind": "plain", **assessment["plain"]})
+        rows.append({"name": f"the same with {plain}", "kind": "plain", **assessment["plain"]})
     names = {"majority": "always the most common label"}
     rows += [
         {**one, "kind": "other", "name": names.get(one["name"], one["name"])}

@@ -9,7 +9,7 @@ from typing import Any
 from pseudograd.fleet import OwnRecipe, Recipe
 from pseudograd.fleet.ramp import as_k, by_level
 from pseudograd.report.combined import combined
-from pseudograd.report.described import described
+from pseudograd.report.described import K, Parameter, described
 from pseudograd.report.quality import (
     Assessment,
     against_plain,
@@ -54,8 +54,10 @@ def summary(
 
     """
     comparison = found.comparison
+    recipe = comparison.chosen[0].trial.recipe
+    parameter = Parameter.of(recipe, found.parameter, found.plain.k)
     told: dict[str, Any] = {
-        "ties": [f"k = {fraction(cell.k)} at {cell.learning_rate:.4g}" for cell in found.ties],
+        "ties": [f"{parameter.at(cell.k)} at {cell.learning_rate:.4g}" for cell in found.ties],
         "open_ks": found.open_ks,
         "comparison": comparison,
         "verdict": verdict(comparison),
@@ -64,9 +66,8 @@ def summary(
         "ensembles": None,
         "compared_before": compared_before,
     }
-    recipe = comparison.chosen[0].trial.recipe
     known = assessment or assessed(comparison)
-    return _filled(found.best_of_each_k, found.chosen, known, told, recipe)
+    return _filled(found.best_of_each_k, found.chosen, known, told, recipe, parameter)
 
 
 def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessment) -> str:
@@ -102,12 +103,15 @@ def _filled(
     assessment: Assessment,
     told: Mapping[str, Any],
     recipe: Recipe | None = None,
+    parameter: Parameter = K,
 ) -> str:
+    mark = "best pair" if told["ensembles"] else "chosen"
     text = fill(
         "summary.txt",
         recipe={"kind": "mlp"} if recipe is None else described(recipe),
-        combined=combined(assessment),
-        table=table_of_k(cells, chosen, "best pair" if told["ensembles"] else "chosen"),
+        parameter=parameter,
+        combined=combined(assessment, parameter),
+        table=table_of_k(cells, chosen, mark, parameter.name),
         chosen=chosen,
         quality=assessment,
         standing=standing(assessment),
@@ -117,13 +121,16 @@ def _filled(
     return _typed(text.strip())
 
 
-def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None, mark: str = "chosen") -> str:
+def table_of_k(
+    cells: tuple[Cell, ...], chosen: Cell | None = None, mark: str = "chosen", name: str = "k"
+) -> str:
     """Return a line for each k: its best rate, validation error and standard error.
 
     Args:
         cells: The best rate of each k.
         chosen: The one to mark.
         mark: The word that marks it.
+        name: The name of k.
 
     Example:
         >>> print(table_of_k((Cell(1.0, 0.2, (0.02, 0.03)), Cell(0.5, 0.1, (0.01, 0.02)))))
@@ -133,9 +140,9 @@ def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None, mark: str = 
 
     """
     names = {cell.k: _typed(fraction(cell.k)) for cell in cells}
-    width = max(6, *map(len, names.values()))
+    width = max(6, len(name), *map(len, names.values()))
     spread = " (± standard error)" if any(len(cell.errors) > 1 for cell in cells) else ""
-    lines = [f"{'k':>{width}}   {'best rate':>9}   validation error, %{spread}"]
+    lines = [f"{name:>{width}}   {'best rate':>9}   validation error, %{spread}"]
     for cell in sorted(cells, key=lambda cell: by_level(cell.k), reverse=True):
         error = percent(cell.error)
         if len(cell.errors) > 1:
@@ -160,7 +167,11 @@ def line_of_run(run: Study) -> str:
     told = "unfinished"
     if found:
         ks, error, plain = found
-        told = f"{_typed(ks):<9} {percent(error):>13}   {percent(plain):>10}"
+        against, named = percent(plain), ""
+        if run.protocol.parameter != "k" or run.protocol.baseline != 1:
+            named = f"{run.protocol.parameter} = "
+            against += f" at {fraction(run.protocol.baseline)}"
+        told = f"{_typed(named + ks):<9} {percent(error):>13}   {against:>10}"
     return f"{started:<16} {len(run.ledger):>8}   {told:<36}   {run.folder}"
 
 

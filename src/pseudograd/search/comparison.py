@@ -173,6 +173,7 @@ class Result:
         ties: Pairs that are as good as the chosen one but lost the tie-break.
         open_ks: Each k whose best rate may lie outside the range that was tried.
         comparison: The choice against k = 1 on the test set.
+        parameter: What k is called; the baseline, ``plain.k``, may be another value than 1.
 
     """
 
@@ -183,6 +184,7 @@ class Result:
     ties: tuple[Cell, ...]
     open_ks: tuple[float | Ramp, ...]
     comparison: Comparison
+    parameter: str = "k"
 
 
 def result(protocol: Protocol, outcomes: Outcomes, positions: int = 1) -> Result:
@@ -214,4 +216,5 @@ def result(protocol: Protocol, outcomes: Outcomes, positions: int = 1) -> Result
         ties=tuple(protocol.ties(outcomes)),
         open_ks=tuple(protocol.open_ks(outcomes)),
         comparison=compare(retrained(chosen), retrained(plain), positions),
+        parameter=protocol.parameter,
     )

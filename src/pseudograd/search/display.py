@@ -124,8 +124,9 @@ class Display(contextlib.AbstractContextManager["Display"]):
         cells = self.protocol.best_of_each_k(self.outcomes)
         if not cells:
             return ""
-        best = self.protocol.best(cells)
-        return f"; best so far k = {fraction(best.k)}, {percent(best.error)}%"
+        best = self.protocol.best(cells, self.protocol.baseline)
+        name = self.protocol.parameter
+        return f"; best so far {name} = {fraction(best.k)}, {percent(best.error)}%"
 
     def _table(self) -> Group:
         from rich.console import Group
@@ -135,7 +136,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False)
-        for heading in ("k", "best rate", "validation error, %"):
+        for heading in (self.protocol.parameter, "best rate", "validation error, %"):
             table.add_column(heading, justify="right")
         cells = {cell.k: cell for cell in self.protocol.best_of_each_k(self.outcomes)}
         least = min((cell.error for cell in cells.values()), default=None)

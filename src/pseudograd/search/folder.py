@@ -387,7 +387,8 @@ def _check_settings(
         )
     if "name" in changed:
         raise _other(folder, "name", old.get("name"), new.get("name"))
-    defaults = {field.name: field.default for field in dataclasses.fields(protocol.recipe)}  # type: ignore[arg-type]
+    settings = (*dataclasses.fields(protocol), *dataclasses.fields(protocol.recipe))  # type: ignore[arg-type]
+    defaults = {field.name: field.default for field in settings}
     for part in ("recipe", "protocol"):
         for name in written[part] | ours[part]:
             old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))

@@ -210,8 +210,8 @@ def load_network(
     Args:
         study: The study, from `pseudograd.search.Study.open`.
         network: The function that creates the network.
-        k: 1 for the network of k = 1, which the choice was compared with; "mixed" for the ensemble
-            of several k.
+        k: The baseline, usually 1, for the network that the choice was compared with; "mixed" for
+            the ensemble of several k.
         ensemble: Whether to return the ensemble of all final networks.
 
     """
@@ -228,7 +228,7 @@ def load_network(
         )
     groups = final_groups(study)
     names: dict[float | Ramp | str | None, str] = {
-        1: "plain",
+        study.protocol.baseline: "plain",
         groups["chosen"][0].k: "chosen",
         None: "chosen",
     }
@@ -239,7 +239,8 @@ def load_network(
         there = [one if isinstance(one, str) else fraction(one) for one in names if one is not None]
         named = k if isinstance(k, str) else fraction(k)
         raise ValueError(
-            f"{study.folder} has no network of k = {named}: give {joined(there, 'or')}"
+            f"{study.folder} has no network of {study.protocol.parameter} = {named}: give "
+            f"{joined(there, 'or')}"
         )
     training, checkpoints = Training(network), Checkpoints(study.folder / "networks")
     group = groups[names[wanted]]

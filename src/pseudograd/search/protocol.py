@@ -19,7 +19,7 @@ from pseudograd.fleet.ramp import as_k, level, plain_k
 from pseudograd.fleet.recipe import are_numbers
 from pseudograd.fleet.trial import mixed_score
 from pseudograd.rules.checks import check_k
-from pseudograd.words import counted
+from pseudograd.words import counted, fraction
 
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 """The paper's k grid for networks with one hidden layer."""
@@ -27,7 +27,7 @@ DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 """The paper's k grid for networks with several hidden layers."""
 
 # Settings that may change between sessions: the range of the search.
-RANGE = ("ks", "initial_rate", "learning_rates")
+RANGE = ("ks", "initial_rate", "learning_rates", "baseline")
 
 _MOST = 100_000  # bound on repetitions, retrainings and extensions
 _SWEPT = 5  # epochs of a trial in the preliminary sweep
@@ -95,6 +95,8 @@ class Protocol:
         seed: Determines the folds, the initial weights and the order of the examples.
         most_extensions: How many rates the search may add for each k by halving or doubling; a k
             that needs more is reported in ``open_ks``.
+        baseline: The value of k that the choice is compared with, instead of 1.
+        parameter: What reports call k, if it is the parameter of another rule.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe
@@ -114,6 +116,8 @@ class Protocol:
     retrainings: int = 5
     seed: int = 0
     most_extensions: int = 12
+    baseline: float = 1.0
+    parameter: str = "k"
 
     def __post_init__(self) -> None:
         # Convert NumPy numbers to Python numbers, since JSON holds no others.
@@ -125,6 +129,9 @@ class Protocol:
         object.__setattr__(self, "learning_rates", tuple(map(float, rates)))
         if self.initial_rate is not None:
             object.__setattr__(self, "initial_rate", float(self.initial_rate))
+        if not are_numbers(self.baseline):
+            raise ValueError(f"baseline must be a number, not {self.baseline!r}")
+        object.__setattr__(self, "baseline", float(self.baseline))
         for name in ("repetitions", "retrainings", "seed", "most_extensions"):
             value = getattr(self, name)
             if not isinstance(value, Integral):
@@ -135,15 +142,18 @@ class Protocol:
     def _check(self) -> None:
         if not self.ks:
             raise ValueError("ks must be at least one number, not ()")
+        other = self.parameter != "k" or getattr(self.recipe, "rule", "tunable") != "tunable"
+        free = other and self.recipe.kind != "mlp"
         for k in self.ks:
             try:
-                check_k(level(k))
+                check_k(1.0 if free and math.isfinite(level(k)) else level(k))
             except ValueError as problem:
-                wanted = "finite numbers above 0 (2^-100 to 2^100)"
+                wanted = "finite numbers" + " above 0 (2^-100 to 2^100)" * (not free)
                 raise ValueError(f"ks must be {wanted}, not {self.ks}") from problem
-        if self.retrainings and 1.0 not in self.ks:
+        if self.retrainings and self.baseline not in self.ks:
             raise ValueError(
-                f"ks must contain 1, because the chosen k is compared with it, not {self.ks}"
+                f"ks must contain {fraction(self.baseline)}, because the chosen {self.parameter} "
+                f"is compared with it, not {self.ks}"
             )
         if self.learning_rates and self.initial_rate is not None:
             raise ValueError("initial_rate must be left out if learning_rates are given")
@@ -179,10 +189,12 @@ class Protocol:
     def plan(self) -> str:
         """Return a one-line description of the networks to train."""
         return (
-            f"about {self.foretold} networks: {counted(len(self.ks), 'value')} of k × "
+            f"about {self.foretold} networks: {counted(len(self.ks), 'value')} of "
+            f"{self.parameter} × "
             f"{counted(len(self.learning_rates) or 3, 'learning rate')} × "
             f"{counted(self.repetitions, 'repetition')}, and "
-            f"{counted(self.retrainings, 'final network')} each of the choice and of k = 1"
+            f"{counted(self.retrainings, 'final network')} each of the choice and of "
+            f"{self.parameter} = {fraction(self.baseline)}"
         )
 
     @property
@@ -197,11 +209,11 @@ class Protocol:
 
     @functools.cached_property
     def sweep(self) -> list[Trial]:
-        """The trials of the short preliminary sweep: k = 1, with rates a factor of 4 apart."""
+        """The trials of the short preliminary sweep of the baseline: rates a factor of 4 apart."""
         if self.initial_rate is not None or self.learning_rates:
             return []
         short = self.recipe.shortened(_SWEPT)
-        return [trial_at(short, self.seed, 1.0, 4.0**power, 0) for power in range(-6, 2)]
+        return [trial_at(short, self.seed, self.baseline, 4.0**power, 0) for power in range(-6, 2)]
 
     @functools.cached_property  # used for every line of a ledger
     def recipes(self) -> list[Recipe]:
@@ -243,11 +255,12 @@ class Protocol:
             for field in fields(self)
             if field.name != "recipe"
             for value in [getattr(self, field.name)]
+            if field.name not in ("baseline", "parameter") or value != field.default
         }
 
     def covers(self, trial: Trial) -> bool:
         """Return whether a trial can belong to this search."""
-        return trial.k in (*self.ks, 1.0) and self.admits(trial)
+        return trial.k in (*self.ks, self.baseline) and self.admits(trial)
 
     def admits(self, trial: Trial) -> bool:
         """Return whether a trial can belong to this search with another `RANGE`."""
@@ -328,12 +341,13 @@ class Protocol:
         """Return the cell of the best rate of each k."""
         tried = self.cells(outcomes)
         by_k = [[cell for cell in tried if cell.k == k] for k in self.ks]
-        return [self.best(cells) for cells in by_k if cells]
+        return [self.best(cells, self.baseline) for cells in by_k if cells]
 
     def chosen(self, outcomes: Outcomes) -> tuple[Cell, Cell]:
-        """Return (k*, η*) and (1, η₁*): the lowest mean validation error overall, and at k = 1."""
+        """Return (k*, η*) and (1, η₁*): the lowest mean validation error of all, and at k = 1."""
         cells = self.cells(outcomes)
-        return self.best(cells), self.best([cell for cell in cells if cell.k == 1])
+        plain = [cell for cell in cells if cell.k == self.baseline]
+        return self.best(cells, self.baseline), self.best(plain, self.baseline)
 
     def ties(self, outcomes: Outcomes) -> list[Cell]:
         """Return the pairs that are as good as the chosen one but lost the tie-break."""
@@ -347,14 +361,18 @@ class Protocol:
         return [k for k, cells in by_k.items() if cells and self._best_edge(cells, outcomes)]
 
     @staticmethod
-    def best(cells: Iterable[Cell]) -> Cell:
+    def best(cells: Iterable[Cell], baseline: float = 1.0) -> Cell:
         """Return the cell of lowest score; ties go to the k nearest 1, then to the smaller rate.
 
-        A ramp ranks by the geometric mean of its ends, after a constant k of that value.
+        A ramp ranks by the geometric mean of its ends, after a constant k of that value. With
+        another baseline, ties go to the k nearest that: by their ratio if both are above 0.
         """
 
         def rank(cell: Cell) -> tuple[float, ...]:
-            distance = abs(math.log2(level(cell.k)))
+            k = level(cell.k)
+            distance = abs(k - baseline)
+            if baseline > 0:
+                distance = abs(math.log2(k / baseline)) if k > 0 else math.inf
             return cell.score, distance, isinstance(cell.k, Ramp), cell.learning_rate
 
         return min(cells, key=rank)

@@ -351,7 +351,7 @@ class Study(StoredStudy):
         cells = self.protocol.cells(self.ledger)
         if not cells:
             raise ValueError("no pair of k and learning rate has all its trials yet")
-        return self.protocol.best(cells)
+        return self.protocol.best(cells, self.protocol.baseline)
 
     @property
     def result(self) -> Result:

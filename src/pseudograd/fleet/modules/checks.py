@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,17 @@ from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet.modules.examples import Examples, prepared, random_states
 from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.ramp import Ramp, k_at
 from pseudograd.words import counted, first_line, joined
 
 _TRIED = 4  # examples in the batch
 _SAID = 200  # maximum length of an error message shown to the user
 
 
-def check_training(training: Training, examples: Examples) -> int:
-    """Try a step on a small batch; return the number of classes.
+def check_training(
+    training: Training, examples: Examples, ks: Sequence[float | Ramp] = (1.0,)
+) -> int:
+    """Try a step on a small batch, and a rule with every k; return the number of classes.
 
     Raises:
         ValueError: If network, data, loss or optimizer do not fit together.
@@ -55,7 +58,9 @@ def check_training(training: Training, examples: Examples) -> int:
                 "network must create all its parameters and buffers before forward, but forward "
                 f"changes {joined(sorted({name for name, _ in changed}))}"
             )
-        loss = training.loss(logits, labels, 1.0)
+        if training.rule is not None:
+            _check_rule(training, logits.detach(), labels, ks)
+        loss = training.loss(logits, labels, k_at(ks[0], 0))
         try:
             loss.backward()
         except Exception as problem:
@@ -70,6 +75,21 @@ def check_training(training: Training, examples: Examples) -> int:
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in module.state_dict().items()}
+
+
+def _check_rule(
+    training: Training, logits: Tensor, labels: Tensor, ks: Sequence[float | Ramp]
+) -> None:
+    """Try a rule with each k; only the rule knows which values it accepts."""
+    for k in [k_at(k, end) for k in ks for end in (0, 1)]:
+        refused = f"rule must accept every value of k, but fails at {k:g}"
+        leaf = logits.clone().requires_grad_()
+        try:
+            training.loss(leaf, labels, k).backward()
+        except Exception as problem:
+            raise ValueError(f"{refused} ({_said(problem)})") from problem
+        if leaf.grad is None or not bool(leaf.grad.isfinite().all()):
+            raise ValueError(f"{refused} (its pseudo-gradient is not finite)")
 
 
 def _check_optimizer(training: Training, module: nn.Module) -> None:

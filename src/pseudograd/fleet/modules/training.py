@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.recipe import PRECISIONS, ModuleRecipe
 from pseudograd.loss import RuleCrossEntropyLoss, tunable_cross_entropy
 from pseudograd.rules import Rule
+from pseudograd.rules.reweighted import factor_of
 from pseudograd.words import raised, shown
 
 Inputs = Tensor | tuple[Tensor, ...]
@@ -32,6 +34,43 @@ SCHEDULES: dict[str, Schedule] = {
     # Linear warm-up over the first fifth, then linear decay to 0.
     "one-cycle": lambda progress: progress / 0.2 if progress < 0.2 else (1 - progress) / 0.8,
 }
+
+
+@dataclass(frozen=True)
+class OtherRule:
+    """A rule as a function of its first free parameter, in the form of `Training.rule`.
+
+    Attributes:
+        rule: A function of logits, labels and parameters, as in `pseudograd.rules`.
+
+    Example:
+        >>> from pseudograd.rules import generalized_cross_entropy, symmetric_cross_entropy
+        >>> OtherRule(generalized_cross_entropy).parameter
+        'q'
+        >>> OtherRule(functools.partial(symmetric_cross_entropy, alpha=0.1)).parameter
+        'beta'
+
+    """
+
+    rule: Callable[..., Tensor]
+
+    def __call__(self, value: Any) -> Rule:
+        """Return the rule with this value of the parameter."""
+        return functools.partial(self.rule, **{self.parameter: value})
+
+    @functools.cached_property
+    def parameter(self) -> str:
+        """The name of the parameter."""
+        factor, bound = factor_of(self.rule), getattr(self.rule, "keywords", {})
+        with contextlib.suppress(TypeError, ValueError):  # not a function, or without a signature
+            given = [*inspect.signature(factor or self.rule).parameters.values()]
+            for one in given[1 if factor else 2 :]:
+                if one.name not in bound and one.kind.name[:3] != "VAR":
+                    return one.name
+        raise ValueError(
+            "rule must be a function of logits, labels and the parameter to search, such as "
+            f"pseudograd.rules.focal, not {shown(self.rule)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -94,6 +133,9 @@ class Training:
             raise ValueError("label_smoothing must be left out with a rule: it needs hard labels")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, not {self.precision!r}")
+        rule: Any = self.rule
+        if isinstance(rule, OtherRule):
+            rule = factor_of(rule.rule) or rule.rule
         return ModuleRecipe(
             network=describe_network(self.network),
             data=data,
@@ -110,7 +152,7 @@ class Training:
             label_smoothing=self.label_smoothing,
             class_weights=self.class_weights or (),
             ignore_index=self.ignore_index,
-            rule=describe(self.rule) if self.rule else "tunable",
+            rule=describe(rule) if rule else "tunable",
         )
 
     def _optimizer_description(self) -> str:
