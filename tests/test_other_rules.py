@@ -128,14 +128,14 @@ def test_reports_name_the_rule_and_its_parameter(best: float, tmp_path: Path) ->
     summary, page = one.summary(), text_of(one.report())
     for text in (summary, page):
         assert text.count("rule: generalized_cross_entropy") == 1
-        assert not re.search(r"\bk\b", text.replace("study.model(k=0)", ""))
+        assert not re.search(r"\bk\b", re.sub(r"study\.model\(k=0\)|..k\s(0|mixed)", "", text))
         assert "plain cross-entropy" not in text
     assert "What k does" not in page
     assert "Error against q" in page
     shown = re.sub(r"  +", " ", line_of_run(one))
     if best:
         assert "does q matter? perhaps: q = 0.7 has 10.00%, q = 0 17.00% (mean of 3" in summary
-        assert "the model has q = 0.7; study.model(k=0) returns a network with q = 0" in summary
+        assert "the saved model has q = 0.7; study.model(k=0) or pseudograd predict --k 0 uses the best network" in summary
         assert "Test error with q = 0.7 minus that with q = 0" in page
         assert " q = 0.7 " in shown
     else:
