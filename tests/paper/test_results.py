@@ -378,9 +378,17 @@ def test_what_a_reader_would_ask_next(text: str) -> None:
     assert resampled[0][1] == "4"
     rates = lines_of(text, "mnist [0,1]", "### Which learning rates")[0]
     assert rates[1:] == ["3", "1/8", "1/8", "0.1 to 10", "0 of 17", "0 of 3"]
-    activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 9]
-    assert activations == ["relu", "tanh"]
+    section = "### What does the activation change?"
+    assert [line[1] for line in lines_of(text, "cifar10 5x400 m0.5", section)] == ["relu", "tanh"]
     assert "In 4 rows finished with both, tanh selects the same k in 4, and a k on the" in text
+    # Errors are 12% or less at k = 1, and both are the same up to chance.
+    relu, tanh = lines_of(text, "cifar10 1x400 m0.5", section)
+    assert relu[7] == tanh[7] == "−1.26"
+    assert relu[4].startswith("−36.2")
+    assert "to the paper’s change from k = 1 to the selected k, ReLU is nearer in" in text
+    rival = "In rows with one hidden layer that were run with both, the change is −2.0"
+    assert rival in text
+    assert "and −1.26 in the paper (cifar10 1x400 m0.5) (see “What does the activation" in text
     best = "With 5 hidden layers the best k on average is 4 (mnist 4, svhn 4, cifar10 4, cifar100 4"
     assert f"{best}; 4 without MNIST)." in text
 
