@@ -230,6 +230,18 @@ class TestIntegrable:
         assert finding.violation == pytest.approx(2.0)
         assert finding.classes == (0, 1)
 
+    def test_a_rule_may_use_all_of_pytorch(self) -> None:
+        """`torch.func.vmap` supports neither `one_hot` nor a value that Python reads."""
+
+        def plain(z: Tensor, y: Tensor) -> Tensor:
+            scale = 2.0 if z.max() > 0 else 1.0
+            return scale * (z.softmax(-1) - torch.nn.functional.one_hot(y, z.shape[-1]))
+
+        assert integrable(plain).holds
+        assert not integrable(lambda z, y: plain(z, y) ** 3).holds
+        with torch.no_grad():
+            assert integrable(plain).holds
+
 
 class TestLemma1:
     """Three classes, the label the first: the counter-example of the proof."""

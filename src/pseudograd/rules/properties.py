@@ -152,11 +152,7 @@ def integrable(
 
     """
     z, y = _in_float64(examples)
-
-    def of_one(row: Tensor, label: Tensor) -> Tensor:
-        return checked(rule, row.unsqueeze(0), label.unsqueeze(0)).squeeze(0)
-
-    jacobian = torch.func.vmap(torch.func.jacrev(of_one))(z, y)
+    jacobian = _jacobian(rule, z, y)
     _check_derivative(rule, jacobian, z, y)
     antisymmetric = (jacobian - jacobian.transpose(-1, -2)).abs() / _largest(jacobian)
     classes = torch.arange(z.shape[-1], device=z.device)
@@ -197,6 +193,24 @@ def _in_float64(examples: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]
         )
     check_labels(z, y)
     return z.double(), y
+
+
+def _jacobian(rule: Rule, z: Tensor, y: Tensor) -> Tensor:
+    """Return ∂f_i/∂z_j for each example, (R, C, C).
+
+    Not by `torch.func.vmap`, which does not support all of PyTorch, such as `one_hot`.
+    """
+    with torch.enable_grad():
+        leaf = z.detach().clone().requires_grad_()
+        # Rows do not depend on each other, so the gradient of a sum over rows has that of each.
+        totals = checked(rule, leaf, y).sum(0)
+        if not totals.requires_grad:  # the rule is constant, or detached
+            return z.new_zeros(*z.shape, z.shape[-1])
+        rows = [
+            torch.autograd.grad(total, leaf, retain_graph=True, materialize_grads=True)[0]
+            for total in totals
+        ]
+    return torch.stack(rows, 1)
 
 
 def _check_derivative(rule: Rule, jacobian: Tensor, z: Tensor, y: Tensor) -> None:
