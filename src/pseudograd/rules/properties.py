@@ -161,6 +161,29 @@ def integrable(
                   pairs.expand(len(z), -1, -1))  # fmt: skip
 
 
+def finite(rule: Rule, examples: tuple[Tensor, Tensor] | None = None) -> Finding:
+    """Check that f is finite, in float64 and in float32; the violation is infinite or NaN.
+
+    Args:
+        rule: The rule.
+        examples: Logits (R, C) and labels (R) to try it on. By default they are extreme: logits up
+            to ±1000, alone and in random rows, and classes other than the label masked by -inf.
+
+    Example:
+        >>> import torch
+        >>> from pseudograd.rules import cross_entropy, from_bias
+        >>> finite(cross_entropy).holds
+        True
+        >>> finite(from_bias(lambda bias, y: bias * bias.abs().log())).holds  # 0 · log 0
+        False
+
+    """
+    z, y = _in_float64(_extreme_examples() if examples is None else examples)
+    f = torch.cat([checked(rule, z.to(dtype), y).double() for dtype in (z.dtype, torch.float32)])
+    violation = torch.where(f.isfinite(), 0, f.abs())
+    return _worst("finite", violation, torch.cat((z, z)), torch.cat((y, y)), tolerance=0.0)
+
+
 def random_examples(
     count: int = 200, classes: int = 5, spread: float = 3.0, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -177,6 +200,25 @@ def random_examples(
     generator = torch.Generator(device).manual_seed(seed)
     z = torch.randn(count, classes, generator=generator, dtype=torch.float64, device=device)
     return z * spread, torch.randint(classes, (count,), generator=generator, device=device)
+
+
+def _extreme_examples() -> tuple[Tensor, Tensor]:
+    """Return logits far apart, with and without a mask, and labels that are not masked."""
+    z, y = random_examples(spread=300.0)
+    far, masked = 1000.0, -torch.inf
+    rows = [
+        [far, 0, 0, 0, 0],
+        [-far, 0, 0, 0, 0],
+        [far, -far, -far, -far, -far],
+        [-far, far, far, far, far],
+        [far] * 5,
+        [-far] * 5,
+        [0, masked, 0, 0, 0],
+        [-far, masked, far, 0, 0],
+        [0, masked, masked, masked, masked],
+    ]
+    extreme = torch.tensor(rows, dtype=z.dtype, device=z.device)
+    return torch.cat((extreme, z)), torch.cat((y.new_zeros(len(rows)), y))
 
 
 def _in_float64(examples: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
