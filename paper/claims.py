@@ -2,12 +2,14 @@
 
 The rules were set before any row was run in full, but after preliminary runs of four
 architectures. Added later: claim 3 needs a mean below 0, claims 2a and 2c a share above chance,
-which changed no verdict; and `can_be_confirmed`.
+which changed no verdict; and `can_be_confirmed`. After all results were known, the unit of every
+claim became the architecture, which was that of claims 3 and 6 alone; the verdict by row stands
+beside it.
 
-All p-values except the toy example's are two-sided. Rows share data sets, and rows that differ only
-in momentum also share folds and initial weights, so they are not independent and p-values are too
-small rather than too large. Where figures can be averaged over the rows of an architecture, they
-are.
+A rule takes groups of rows and counts each group once, so the same rule judges by architecture and
+by row. All p-values except the toy example's are two-sided. Rows that differ only in momentum share
+folds and initial weights, and architectures still share data sets, so p-values are too small rather
+than too large.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -91,6 +94,23 @@ def paper_points(rows: Iterable[Row]) -> list[Point]:
     ]
 
 
+Groups: TypeAlias = Sequence[Sequence[Point]]
+
+
+def by_row(points: Iterable[Point]) -> list[list[Point]]:
+    """Return each row as a group."""
+    return [[point] for point in points]
+
+
+def by_architecture(points: Iterable[Point]) -> list[list[Point]]:
+    """Return the rows of each architecture: a data set with its layers, in several momenta."""
+    groups: dict[tuple[str, int, int], list[Point]] = {}
+    for point in points:
+        architecture = (point.row.data, point.row.hidden_layers, point.row.width)
+        groups.setdefault(architecture, []).append(point)
+    return list(groups.values())
+
+
 @dataclass(frozen=True)
 class Judgement:
     """The verdict on a claim, with its numbers.
@@ -98,22 +118,26 @@ class Judgement:
     Attributes:
         verdict: "confirmed", "partly" or "not confirmed"; "open" without any row.
         rows: The number of rows.
+        units: The number of groups of rows that count once each: architectures, or rows.
         p: The p-value of the claim's test; None for a claim judged by an interval.
         numbers: The figures, by the names that the template uses.
         reason: Why the claim is open, if it is.
+        by_row: The judgement by the same rule with each row as a unit.
 
     """
 
     verdict: str
     rows: int
+    units: int = 0
     p: float | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
+    by_row: Judgement | None = None
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about rows of some depths, and the rule that judges one row or more.
+    """A claim about rows of some depths, and the rule that judges one group of rows or more.
 
     Example:
         >>> from paper.rows import rows
@@ -124,7 +148,13 @@ class Claim:
 
     name: str
     depths: tuple[int, ...]
-    apply: Callable[[Sequence[Point]], Judgement]
+    rule: Callable[[Groups], Judgement]
+
+
+def _judgement(
+    groups: Groups, confirmed: bool, partly: bool, p: float | None, numbers: Mapping[str, Any]
+) -> Judgement:
+    return Judgement(_verdict(confirmed, partly), sum(map(len, groups)), len(groups), p, numbers)
 
 
 def _verdict(confirmed: bool, partly: bool) -> str:
@@ -153,10 +183,11 @@ def judge_toy(runs: Sequence[ToyRun]) -> Judgement:
     lowest, *_, highest = means.values()
     falls = all(low < high for low, high in pairwise(means.values()))
     trend = p < LEVEL and lowest < highest
-    return Judgement(_verdict(falls and trend, trend), len(table), p, {"errors": means})
+    verdict = _verdict(falls and trend, trend)
+    return Judgement(verdict, len(table), len(table), p, {"errors": means})
 
 
-# --- 2: the selected k and depth -----------------------------------------------------------------
+# --- votes ---------------------------------------------------------------------------------------
 
 
 def sides(ks: Iterable[float]) -> tuple[int, int, int]:
@@ -169,67 +200,140 @@ def sides(ks: Iterable[float]) -> tuple[int, int, int]:
     return found.count(-1), found.count(0), found.count(1)
 
 
-def _on_one_side(wanted: int, ks: Sequence[float]) -> Callable[[Sequence[Point]], Judgement]:
-    chance = sum(side(k) == wanted for k in ks) / sum(k != 1 for k in ks)
+@dataclass(frozen=True)
+class Votes:
+    """Groups of rows with one vote each, which the rows of a group share equally.
 
-    def test(counts: tuple[int, int, int]) -> tuple[int, int, float]:
-        on, off = counts[1 + wanted], counts[1 - wanted]
-        return on, off, sign_test(on, off, chance)
+    Attributes:
+        of_groups: For each group, its rows: 1 is for, -1 against, and 0 abstains.
 
-    def judge(points: Sequence[Point]) -> Judgement:
-        of_rows = sides(point.k for point in points)
-        of_architectures = sides(_mean_k(group) for group in _by_architecture(points))
-        on, off, p = test(of_rows)
+    Example:
+        >>> found = Votes([[1, 1, 0], [1, -1]])
+        >>> found.on, found.off, found.abstained
+        (Fraction(7, 6), Fraction(1, 2), Fraction(1, 3))
+
+    """
+
+    of_groups: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, groups: Groups, side_of: Callable[[Point], int]) -> Votes:
+        """Return the votes of rows."""
+        return cls([[side_of(point) for point in group] for group in groups])
+
+    def _share(self, wanted: int) -> Fraction:
+        return sum((Fraction(g.count(wanted), len(g)) for g in self.of_groups), Fraction(0))
+
+    @property
+    def on(self) -> Fraction:
+        """The votes for."""
+        return self._share(1)
+
+    @property
+    def off(self) -> Fraction:
+        """The votes against."""
+        return self._share(-1)
+
+    @property
+    def abstained(self) -> Fraction:
+        """The votes of rows that abstain."""
+        return self._share(0)
+
+    def p(self, chance: Fraction = Fraction(1, 2)) -> float:
+        """Return the two-sided p-value of the split, abstentions left out.
+
+        Under the null hypothesis the rows of a group that do not abstain always agree: all are for
+        with this chance, else all are against. No dependence within groups is stronger. If each
+        group is one row, this is the sign test.
+
+        Args:
+            chance: The probability of a vote for.
+
+        Example:
+            >>> Votes([[1, 1, 1]] * 6).p()  # six groups, not 18 independent rows
+            0.03125
+
+        """
+        if all(len(group) == 1 for group in self.of_groups):
+            return sign_test(int(self.on), int(self.off), float(chance))
+        law = {Fraction(0): 1.0}  # of the votes for
+        for group in self.of_groups:
+            share, found = 1 - Fraction(group.count(0), len(group)), dict[Fraction, float]()
+            for votes, p in law.items():
+                for more, times in ((share, float(chance)), (Fraction(0), 1 - float(chance))):
+                    found[votes + more] = found.get(votes + more, 0.0) + p * times
+            law = found
+        expected = chance * (self.on + self.off)
+        distance = abs(self.on - expected)
+        return min(1.0, sum(p for on, p in law.items() if abs(on - expected) >= distance))
+
+
+# --- 2: the selected k and depth -----------------------------------------------------------------
+
+
+def _on_one_side(wanted: int, ks: Sequence[float]) -> Callable[[Groups], Judgement]:
+    chance = Fraction(sum(side(k) == wanted for k in ks), sum(k != 1 for k in ks))
+
+    def rule(groups: Groups) -> Judgement:
+        votes = Votes.of(groups, lambda point: wanted * side(point.k))
+        on, off, p = votes.on, votes.off, votes.p(chance)
         # The test is two-sided: more than half can still be fewer than by chance.
-        confirmed = on > len(points) / 2 and on > chance * (on + off) and p < LEVEL
-        numbers = {
-            "sides": of_rows,
-            "architectures": of_architectures,
-            "p_of_architectures": test(of_architectures)[2],
-        }
-        return Judgement(_verdict(confirmed, on > off), len(points), p, numbers)
+        confirmed = on > len(groups) / 2 and on > chance * (on + off) and p < LEVEL
+        return _judgement(groups, confirmed, on > off, p, {"sides": _sides(groups)})
 
-    return judge
+    return rule
 
 
-def _mean_k(points: Sequence[Point]) -> float:
-    """Return the geometric mean, in which k and 1/k cancel."""
-    mean: float = 2.0 ** round(statistics.fmean(math.log2(point.k) for point in points), 9)
-    return mean
+def _sides(groups: Groups) -> tuple[Fraction, Fraction, Fraction]:
+    """Return the votes for k below 1, equal to 1, and above 1."""
+    votes = Votes.of(groups, lambda point: side(point.k))
+    return votes.off, votes.abstained, votes.on
 
 
-def _near_one(points: Sequence[Point]) -> Judgement:
-    from scipy.stats import binomtest
-
-    near = sum(0.5 <= point.k <= 2 for point in points)
-    median = 2.0 ** statistics.median(math.log2(point.k) for point in points)
-    p = float(binomtest(near, len(points), 3 / 5).pvalue)
-    centred, mostly = median == 1, near > 3 / 5 * len(points) and p < LEVEL
-    numbers = {"sides": sides(point.k for point in points), "median": median, "near": near}
-    return Judgement(_verdict(centred and mostly, centred or mostly), len(points), p, numbers)
+def _near_one(groups: Groups) -> Judgement:
+    votes = Votes.of(groups, lambda point: 1 if 0.5 <= point.k <= 2 else -1)
+    chance = Fraction(3, 5)
+    median, near, p = _median_k(groups), votes.on, votes.p(chance)
+    centred, mostly = median == 1, near > chance * len(groups) and p < LEVEL
+    numbers = {"sides": _sides(groups), "median": median, "near": near}
+    return _judgement(groups, centred and mostly, centred or mostly, p, numbers)
 
 
-def _grows_with_depth(points: Sequence[Point]) -> Judgement:
-    def correlation(points: Sequence[Point]) -> tuple[float, float]:
+def _median_k(groups: Groups) -> float:
+    """Return the median k, each row weighted by its share of its group's vote."""
+    # With as many copies of each k as its weight demands, the weighted median is the plain one.
+    whole = math.lcm(*map(len, groups))
+    copies = [
+        math.log2(point.k)
+        for group in groups
+        for point in group
+        for _ in range(whole // len(group))
+    ]
+    median: float = 2.0 ** statistics.median(copies)
+    return median
+
+
+def _grows_with_depth(groups: Groups) -> Judgement:
+    def correlation(groups: Groups) -> tuple[float, float]:
         return rank_correlation(
-            [point.row.hidden_layers for point in points],
-            [point.common_k for point in points],
-            [point.row.data for point in points],
+            [group[0].row.hidden_layers for group in groups],
+            # Rounded, so that equal means are ties.
+            [round(statistics.fmean(math.log2(p.common_k) for p in group), 9) for group in groups],
+            [group[0].row.data for group in groups],
         )
 
-    def vary(points: Sequence[Point]) -> bool:
-        return len({point.row.hidden_layers for point in points}) > 1
+    def vary(groups: Groups) -> bool:
+        return len({group[0].row.hidden_layers for group in groups}) > 1
 
-    if not vary(points):
+    if not vary(groups):
         return Judgement(OPEN, 0, reason="rows of one depth only")
-    rho, p = correlation(points)
+    rho, p = correlation(groups)
     within = {}
-    for data in dict.fromkeys(point.row.data for point in points):
-        own = [point for point in points if point.row.data == data]
-        if vary(own) and len(own) < len(points):
+    for data in dict.fromkeys(group[0].row.data for group in groups):
+        own = [group for group in groups if group[0].row.data == data]
+        if vary(own) and len(own) < len(groups):
             within[data] = correlation(own)[0]
-    verdict = _verdict(rho > 0 and p < LEVEL, rho > 0)
-    return Judgement(verdict, len(points), p, {"rho": rho, "within": within})
+    return _judgement(groups, rho > 0 and p < LEVEL, rho > 0, p, {"rho": rho, "within": within})
 
 
 def rank_correlation(
@@ -264,86 +368,96 @@ def rank_correlation(
 # --- 3 and 6: the test error ---------------------------------------------------------------------
 
 
-def _lower_error(points: Sequence[Point]) -> Judgement:
+def _mean_errors(groups: Groups) -> list[float]:
+    return [round(statistics.fmean(point.error for point in group), 9) for group in groups]
+
+
+def _lower_error(groups: Groups) -> Judgement:
     from scipy.stats import wilcoxon
 
-    errors, means = [point.error for point in points], _means_of_architectures(points)
-    lower, higher = sum(error < 0 for error in errors), sum(error > 0 for error in errors)
+    means = _mean_errors(groups)
+    lower, higher = sum(mean < 0 for mean in means), sum(mean > 0 for mean in means)
     mean = statistics.fmean(means)
     p = float(wilcoxon(means, method="approx").pvalue) if any(means) else 1.0
     numbers = {
         "lower": lower,
-        "equal": len(points) - lower - higher,
+        "equal": len(means) - lower - higher,
         "higher": higher,
         "mean": mean,
-        "mean_of_rows": statistics.fmean(errors),
     }
-    # Most rows can be lower even if the mean is higher and the test significant.
-    verdict = _verdict(lower > higher and mean < 0 and p < LEVEL, lower > higher)
-    return Judgement(verdict, len(points), p, numbers)
+    # Most can be lower even if the mean is higher and the test significant.
+    confirmed = lower > higher and mean < 0 and p < LEVEL
+    return _judgement(groups, confirmed, lower > higher, p, numbers)
 
 
-def pooled(points: Sequence[Point]) -> Difference:
+def pooled(points: Iterable[Point]) -> Difference:
     """Return the mean change of the test error over rows, with Student's 95% interval."""
-    return paired_difference([point.error for point in points], [0.0] * len(points))
+    return _pooled(by_row(points))
 
 
-def pooled_by_architecture(points: Sequence[Point]) -> Difference:
+def pooled_by_architecture(points: Iterable[Point]) -> Difference:
     """Return the same over architectures: rows that differ only in momentum are averaged first."""
-    means = _means_of_architectures(points)
+    return _pooled(by_architecture(points))
+
+
+def pooled_by_data_set(points: Iterable[Point]) -> Difference:
+    """Return the same over data sets, each the mean of its architectures."""
+    of_sets: dict[str, list[list[Point]]] = {}
+    for group in by_architecture(points):
+        of_sets.setdefault(group[0].row.data, []).append(group)
+    means = [statistics.fmean(_mean_errors(groups)) for groups in of_sets.values()]
     return paired_difference(means, [0.0] * len(means))
 
 
-def _means_of_architectures(points: Sequence[Point]) -> list[float]:
-    groups = _by_architecture(points)
-    return [round(statistics.fmean(point.error for point in group), 9) for group in groups]
+def _pooled(groups: Groups) -> Difference:
+    means = _mean_errors(groups)
+    return paired_difference(means, [0.0] * len(means))
 
 
-def _by_architecture(points: Iterable[Point]) -> list[list[Point]]:
-    groups: dict[tuple[str, int, int], list[Point]] = {}
-    for point in points:
-        architecture = (point.row.data, point.row.hidden_layers, point.row.width)
-        groups.setdefault(architecture, []).append(point)
-    return list(groups.values())
-
-
-def _pooled_lower(points: Sequence[Point]) -> Judgement:
-    mean = pooled_by_architecture(points)
-    numbers = {"mean": mean, "mean_of_rows": pooled(points)}
-    return Judgement(_verdict(mean.high < 0, mean.mean < 0), len(points), None, numbers)
+def _pooled_lower(groups: Groups) -> Judgement:
+    mean = _pooled(groups)
+    points = [point for group in groups for point in group]
+    numbers = {
+        "mean": mean,
+        "of_sets": pooled_by_data_set(points),
+        "sets": len({point.row.data for point in points}),
+    }
+    return _judgement(groups, mean.high < 0, mean.mean < 0, None, numbers)
 
 
 # --- 4 and 5: the cross-entropy ------------------------------------------------------------------
 
 
-def _better_and_worse(points: Iterable[Point]) -> tuple[int, int]:
-    changes = [point.cross_entropy for point in points if point.k != 1]
-    return sum(change < 0 for change in changes), sum(change > 0 for change in changes)
+def _worse(point: Point) -> int:
+    """Return 1 if the cross-entropy is worse, -1 if it is better, and 0 if there is no other k."""
+    return (point.k != 1) * ((point.cross_entropy > 0) - (point.cross_entropy < 0))
 
 
-def _worse_cross_entropy(points: Sequence[Point]) -> Judgement:
-    better, worse = _better_and_worse(points)
-    p = sign_test(worse, better)
-    numbers = {"worse": worse, "better": better, "ones": sum(point.k == 1 for point in points)}
-    return Judgement(
-        _verdict(worse > better and p < LEVEL, worse > better), len(points), p, numbers
-    )
+def _ones(groups: Groups) -> Fraction:
+    return Votes.of(groups, lambda point: int(point.k == 1)).on
 
 
-def _better_cross_entropy(points: Sequence[Point]) -> Judgement:
-    better, worse = _better_and_worse(points)
-    above = _better_and_worse(point for point in points if point.k > 1)
-    p, p_above = sign_test(better, worse), sign_test(*above)
+def _worse_cross_entropy(groups: Groups) -> Judgement:
+    votes = Votes.of(groups, _worse)
+    worse, better, p = votes.on, votes.off, votes.p()
+    numbers = {"worse": worse, "better": better, "ones": _ones(groups)}
+    return _judgement(groups, worse > better and p < LEVEL, worse > better, p, numbers)
+
+
+def _better_cross_entropy(groups: Groups) -> Judgement:
+    votes = Votes.of(groups, lambda point: -_worse(point))
+    above = Votes.of(groups, lambda point: -_worse(point) * (point.k > 1))
+    p, p_above = votes.p(), above.p()
     numbers = {
-        "better": better,
-        "worse": worse,
-        "ones": sum(point.k == 1 for point in points),
-        "above": above,
+        "better": votes.on,
+        "worse": votes.off,
+        "ones": _ones(groups),
+        "above": (above.on, above.off),
         "p_above": p_above,
     }
-    confirmed = better > worse and p < LEVEL
-    partly = above[0] > above[1] and p_above < LEVEL
-    return Judgement(_verdict(confirmed, partly), len(points), p, numbers)
+    confirmed = votes.on > votes.off and p < LEVEL
+    partly = above.on > above.off and p_above < LEVEL
+    return _judgement(groups, confirmed, partly, p, numbers)
 
 
 # --- all of them ---------------------------------------------------------------------------------
@@ -361,9 +475,11 @@ CLAIMS = (
 
 
 def judge(claim: Claim, points: Sequence[Point]) -> Judgement:
-    """Judge a claim by the rows of its depths; it is open if there is none."""
+    """Judge a claim by the architectures of its depths, and by row; it is open if there is none."""
     points = [point for point in points if point.row.hidden_layers in claim.depths]
-    return claim.apply(points) if points else Judgement(OPEN, 0, reason="no row is finished")
+    if not points:
+        return Judgement(OPEN, 0, reason="no row is finished")
+    return replace(claim.rule(by_architecture(points)), by_row=claim.rule(by_row(points)))
 
 
 def can_be_confirmed(claim: Claim, points: Iterable[Point]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from paper.findings import (
@@ -21,10 +22,12 @@ from paper.findings import (
 )
 from paper.rows import Experiment, rows
 from paper.verdicts import OTHER, STATED
-from pseudograd.search import Difference, paired_difference
+from pseudograd.search import Comparison, Difference, paired_difference
 
 ALL, ALL_BUT_MNIST = "all", "all but mnist"  # rows as the paper has them
 EARLY = 15  # epochs: the patience of early stopping
+# Whether k = 1 and the selected k were taken from the first epochs.
+PAIRS = ((True, False), (False, True), (True, True), (False, False))
 _PAPER_RATES = {"mnist": (0.1, 10.0)} | dict.fromkeys(("svhn", "cifar10", "cifar100"), (1e-4, 1.0))
 
 Curves = dict[tuple[int, str], dict[float, Difference]]
@@ -125,8 +128,29 @@ def taken_early(found: Reproduction) -> list[dict[str, Any]]:
             later = [outcome for outcome in outcomes if outcome.best_epoch > EARLY]
             errors = [errors_pct(some).mean if some else None for some in (early, later)]
             counts.append({"early": len(early), "of": len(outcomes), "errors": errors})
-        lines.append({"data": data, "depth": depth, "counts": counts})
+        lines.append({"data": data, "depth": depth, "counts": counts, **_early_pairs(compared)})
     return lines
+
+
+def _early_pairs(compared: Iterable[Comparison]) -> dict[str, Any]:
+    """Return the change of the test error by which networks of a pair were taken early.
+
+    ``pairs`` has the number of pairs and their mean change, in percentage points, for each of
+    `PAIRS`. ``outweighed`` says whether the pairs in which only k = 1 was taken early lower the
+    error by more than all pairs together, so that the others raise it on balance.
+    """
+    groups: dict[tuple[bool, bool], list[float]] = {early: [] for early in PAIRS}
+    for comparison in compared:
+        for plain, chosen in zip(comparison.plain, comparison.chosen, strict=True):
+            early = plain.best_epoch <= EARLY, chosen.best_epoch <= EARLY
+            groups[early].append(100 * (chosen.error - plain.error))
+    changes = [change for group in groups.values() for change in group]
+    return {
+        "change": statistics.fmean(changes),
+        "pairs": [(len(group), statistics.fmean(group) if group else None)
+                  for group in groups.values()],
+        "outweighed": sum(groups[PAIRS[0]]) < sum(changes) < 0,
+    }  # fmt: skip
 
 
 def selection(found: Reproduction) -> dict[str, Any]:

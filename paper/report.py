@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,6 @@ def _numbers(found: Reproduction, root: Path, smoke: bool) -> dict[str, Any]:
     printed = replace(found, found={e: f for e, f in found.found.items() if e.row.printed})
     readings = verdicts.readings(printed)
     judged = verdicts.judged_claims(printed, readings)
-    of_architectures = {
-        claim["name"]: claim["judged"][0]["judgement"].numbers.get("p_of_architectures")
-        for claim in judged
-    }
     return {
         "lead": _lead(found),
         "answer": verdicts.answer(printed, readings[0]),
@@ -113,7 +110,6 @@ def _numbers(found: Reproduction, root: Path, smoke: bool) -> dict[str, Any]:
             for claim in judged
             for each in claim["judged"]
         ),
-        "architecture_ps": {name: p for name, p in of_architectures.items() if p is not None},
         "data_lines": verdicts.by_data_and_depth(printed),
         "run": effort.what_was_run(found, root, smoke),
         "tables": tables.tables(found),
@@ -182,6 +178,7 @@ def _markdown(**numbers: Any) -> str:
             printed=_printed,
             rates=rates,
             spread=Spread.shown,
+            votes=_votes,
         )
     )
 
@@ -198,6 +195,11 @@ def rates(*values: float) -> str:
         return text if sum(map(str.isdigit, text.removeprefix("1/"))) <= 4 else f"{value:.4g}"
 
     return " to ".join(dict.fromkeys(rate(end) for end in (min(values), max(values))))
+
+
+def _votes(count: Fraction) -> str:
+    """Format a number of votes, of which rows have shares."""
+    return f"{float(count):.1f}".removesuffix(".0")
 
 
 def _printed(figure: float | None, form: str) -> str:

@@ -162,6 +162,35 @@ def relative_deviations(findings: Iterable[Finding]) -> dict[str, dict[str, list
     return groups
 
 
+def _beside_relu(relu: Finding, other: Finding) -> dict[str, Any]:
+    """Return a row with ReLU and with another activation, in this order, beside the paper's."""
+    row, both = relu.experiment.row, (relu, other)
+    of_paper = None
+    if row.error_selected_pct is not None and row.error_k1_pct is not None:
+        of_paper = row.error_selected_pct - row.error_k1_pct
+    changes = [finding.result.comparison.error for finding in both]
+    return {
+        "name": relu.experiment.name,
+        "depth": row.hidden_layers,
+        "more": other.error_k1_pct.mean - relu.error_k1_pct.mean,
+        "changes": changes,
+        "paper": of_paper,
+        # From the paper's figures: the error at k = 1, and the change.
+        "distances": [finding.error_k1_pct.mean - row.error_k1_pct for finding in both]
+        if row.error_k1_pct is not None
+        else None,
+        "off": [100 * change.mean - of_paper for change in changes]
+        if of_paper is not None
+        else None,
+    }
+
+
+def _nearer(pairs: Iterable[dict[str, Any]], what: str) -> tuple[int, int, int]:
+    """Count the rows in which ReLU or the other is nearer to the paper, and those compared."""
+    far = [[abs(distance) for distance in pair[what]] for pair in pairs if pair[what] is not None]
+    return sum(a < b for a, b in far), sum(b < a for a, b in far), len(far)
+
+
 def other_activations(found: Reproduction) -> dict[str, Any]:
     """Return the rows run with another activation than ReLU, each below the same row with ReLU."""
     others = [e for e in found.found if e.activation != "relu"]
@@ -174,14 +203,13 @@ def other_activations(found: Reproduction) -> dict[str, Any]:
             and (relu := found.found.get(replace(other, activation="relu")))
             and (finding := found.found[other])
         ]
+        beside = [_beside_relu(relu, finding) for relu, finding in pairs]
         kinds.append({
             "name": name,
             "rows": len(pairs),
             "same": agreeing((relu.k, finding.k) for relu, finding in pairs),
-            "changes": [
-                (finding.error_k1_pct.mean - relu.error_k1_pct.mean, relu.experiment.name)
-                for relu, finding in pairs
-            ],
+            "pairs": beside,
+            "nearer": {what: _nearer(beside, what) for what in ("distances", "off")},
         })  # fmt: skip
     lines = [
         line(experiment, found)

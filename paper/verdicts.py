@@ -21,11 +21,13 @@ from paper.claims import (
     paper_points,
     pooled,
     pooled_by_architecture,
+    pooled_by_data_set,
     sides,
 )
 from paper.findings import Finding, Reproduction, agreeing, beside_the_papers, may_be_the_rate
 from paper.rows import Experiment, Row
 from paper.toy import paper_row, summarize
+from pseudograd.search import Difference
 
 TOO_FEW = "open (too few rows)"
 STATED, OTHER = (-1.0, 1.0), (0.0, 1.0)  # of MNIST; OTHER fits the paper's rates
@@ -82,7 +84,7 @@ def _judge(claim: Claim, reading: Reading) -> tuple[Judgement, int]:
     judgement = judge(claim, reading.points)
     total = sum(row.hidden_layers in claim.depths for row in reading.rows)
     if judgement.verdict == NOT and not can_be_confirmed(claim, reading.points):
-        judgement = replace(judgement, verdict=TOO_FEW)
+        judgement = replace(judgement, verdict=TOO_FEW, by_row=None)
     return judgement, judgement.rows if reading.of_paper else total
 
 
@@ -148,10 +150,11 @@ def answer(found: Reproduction, reading: Reading) -> dict[str, Any] | None:
             deep.setdefault(point.row.data, []).append(point.k)
     marked = len(points) - len(reading.unmarked)
     return {
-        "change": pooled_by_architecture(points),
+        "change": _pooled(points),
+        "sets": len({point.row.data for point in points}),
         "marked": marked,
-        "unmarked": pooled_by_architecture(reading.unmarked) if 0 < marked < len(points) else None,
-        "paper": pooled_by_architecture(paper_points(point.row for point in points)),
+        "unmarked": _pooled(reading.unmarked) if 0 < marked < len(points) else None,
+        "paper": _pooled(paper_points(point.row for point in points)),
         "rows": len(points),
         "differ": len(differences),
         "lower": lower,
@@ -159,6 +162,12 @@ def answer(found: Reproduction, reading: Reading) -> dict[str, Any] | None:
         "noise": len(differences) - lower - higher,
         "deep": {data: sides(ks) for data, ks in deep.items()},
     }
+
+
+def _pooled(points: Iterable[Point]) -> tuple[Difference, Difference]:
+    """Return the mean change over architectures, and over data sets."""
+    points = list(points)
+    return pooled_by_architecture(points), pooled_by_data_set(points)
 
 
 def by_depth(found: Reproduction, reading: Reading) -> list[dict[str, Any]]:
@@ -177,13 +186,11 @@ def by_depth(found: Reproduction, reading: Reading) -> list[dict[str, Any]]:
         lines.append({
             "depth": depth,
             "rows": len(group),
-            "change": pooled_by_architecture(group),
-            "paper": pooled_by_architecture(paper_points(point.row for point in group)),
+            "change": _pooled(group),
+            "paper": _pooled(paper_points(point.row for point in group)),
             "distances": [_distance(far) for far in off.values()],
             "same": agreeing((point.k, point.row.selected_k) for point in group),
-            "unmarked": pooled_by_architecture(unmarked)
-            if depth and 0 < len(unmarked) < len(group)
-            else None,
+            "unmarked": _pooled(unmarked) if depth and 0 < len(unmarked) < len(group) else None,
         })  # fmt: skip
     return lines
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.rules import (
+    Reweighted,
     Rule,
     cross_entropy,
     focal,
@@ -23,6 +24,7 @@ from pseudograd.rules import (
 )
 from pseudograd.rules.properties import (
     Finding,
+    finite,
     integrable,
     monotone,
     random_examples,
@@ -72,7 +74,7 @@ def test_paper_rule_has_what_section_4_asks_for(subtests: pytest.Subtests) -> No
                     assert 0 <= finding.violation <= 1e-12
 
 
-@pytest.mark.parametrize("check", [sign, zero_sum, monotone])
+@pytest.mark.parametrize("check", [sign, zero_sum, monotone, finite])
 def test_a_rule_is_judged_in_float64(check: Callable[..., Finding]) -> None:
     """Float32 examples are converted, so that rounding does not count."""
     z, y = random_examples(classes=10)
@@ -81,7 +83,7 @@ def test_a_rule_is_judged_in_float64(check: Callable[..., Finding]) -> None:
     assert finding.logits.dtype == torch.float64
 
 
-@pytest.mark.parametrize("check", [sign, zero_sum, monotone, integrable])
+@pytest.mark.parametrize("check", [sign, zero_sum, monotone, integrable, finite])
 def test_a_rule_gives_a_number_for_each_class(check: Callable[..., Finding]) -> None:
     said = "rule must return a tensor of the shape of the logits, "
     with pytest.raises(TypeError, match=f"^{said}not NoneType"):
@@ -114,7 +116,7 @@ def test_rounding_is_no_violation(check: Callable[..., Finding]) -> None:
     assert check(plainly_written, random_examples(spread=10.0)).holds
 
 
-@pytest.mark.parametrize("check", [monotone, integrable])
+@pytest.mark.parametrize("check", [monotone, integrable, finite])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_nan_is_found(check: Callable[..., Finding], wrong: float) -> None:
     z, y = random_examples(count=3)
@@ -230,6 +232,59 @@ class TestIntegrable:
         assert finding.violation == pytest.approx(2.0)
         assert finding.classes == (0, 1)
 
+    def test_a_rule_may_use_all_of_pytorch(self) -> None:
+        """`torch.func.vmap` supports neither `one_hot` nor a value that Python reads."""
+
+        def plain(z: Tensor, y: Tensor) -> Tensor:
+            scale = 2.0 if z.max() > 0 else 1.0
+            return scale * (z.softmax(-1) - torch.nn.functional.one_hot(y, z.shape[-1]))
+
+        assert integrable(plain).holds
+        assert not integrable(lambda z, y: plain(z, y) ** 3).holds
+        with torch.no_grad():
+            assert integrable(plain).holds
+
+
+@Reweighted
+def jensen_shannon(cross_entropy: Tensor) -> Tensor:
+    """The factor of the Jensen-Shannon divergence, as one would first write it."""
+    p = torch.exp(-cross_entropy)
+    return p / 2 * torch.log((1 + p) / p)
+
+
+class TestFinite:
+    @pytest.mark.parametrize("name", PAPER_RULES | LOSSES)
+    def test_rules_that_are(self, name: str) -> None:
+        finding = finite((PAPER_RULES | LOSSES)[name])
+        assert finding.holds, finding
+        assert finding.name == "finite"
+        assert finding.violation == 0
+
+    def test_a_factor_that_is_nan_where_the_label_is_hopeless(self) -> None:
+        """It has all other properties on examples that are not extreme."""
+        for check in (sign, zero_sum, integrable):
+            assert check(jensen_shannon).holds
+        finding = finite(jensen_shannon)
+        assert not finding.holds
+        assert math.isnan(finding.violation)
+        assert finding.logits.softmax(-1)[finding.label] == 0
+
+    def test_a_mask(self) -> None:
+        """A sum over classes meets the infinite logit of a masked one."""
+        finding = finite(lambda z, y: cross_entropy(z, y) * z.mean(-1, keepdim=True))
+        assert not finding.holds
+        assert finding.logits.isinf().any()
+
+    def test_overflow_in_float32_alone(self) -> None:
+        def rule(z: Tensor, y: Tensor) -> Tensor:
+            powers = (z / 2).exp()
+            return powers / powers.sum(-1, keepdim=True)
+
+        assert rule(torch.tensor([[1000.0, 0.0]]).double(), torch.tensor([0])).isfinite().all()
+        finding = finite(rule, example([1000.0, 0.0], 0))
+        assert not finding.holds
+        assert_at(finding, torch.tensor([1000.0, 0.0], dtype=torch.float64), 0, (0,))
+
 
 class TestLemma1:
     """Three classes, the label the first: the counter-example of the proof."""
@@ -304,7 +359,7 @@ def test_random_examples() -> None:
 
 
 def test_uninformative_examples_are_refused(subtests: pytest.Subtests) -> None:
-    for check in (sign, zero_sum, monotone, integrable):
+    for check in (sign, zero_sum, monotone, integrable, finite):
         for shape in ((3, 1), (0, 4), (4,), (2, 3, 4)):
             with subtests.test(check=check, shape=shape):
                 examples = torch.zeros(shape), torch.zeros(shape[:-1], dtype=torch.long)

@@ -28,6 +28,7 @@ from pseudograd.rules import (
     generalized_cross_entropy,
     log_of_power,
     power_of_log,
+    properties,
     symmetric_cross_entropy,
 )
 
@@ -177,6 +178,12 @@ def test_never_nan(implementation: str, subtests: pytest.Subtests) -> None:
             (2.0**24 * criterion(leaf, target)).backward()
             assert leaf.grad is not None
             assert leaf.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_rule_itself_is_finite(name: str) -> None:
+    finding = properties.finite(RULES[name][0])
+    assert finding.holds, finding
 
 
 def test_a_parameter_for_each_model() -> None:

@@ -126,6 +126,8 @@ def test_half_types_and_a_training_by_each(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_rows_sum_to_zero_and_extreme_logits_stay_finite(name: str) -> None:
+    finding = properties.finite(ALL[name])
+    assert finding.holds, finding
     for logits in (some_logits()[0].float(), some_logits(200.0)[0].float()):
         f = ALL[name](logits, some_logits()[1])
         assert f.isfinite().all()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from pseudograd import RuleCrossEntropyLoss, rules
 from pseudograd.rules import Rule
-from pseudograd.rules.properties import random_examples
+from pseudograd.rules.properties import finite, random_examples
 
 Loss = Callable[[Tensor], Tensor]  # of log p_y
 
@@ -136,6 +136,12 @@ def test_rule_is_the_gradient_of_its_loss(name: str) -> None:
         torch.testing.assert_close(
             rule(logits, label), gradient(loss, logits, label), rtol=1e-9, atol=1e-14
         )
+
+
+@pytest.mark.parametrize("name", RULES_AND_LOSSES)
+def test_rule_is_finite(name: str) -> None:
+    finding = finite(RULES_AND_LOSSES[name][0])
+    assert finding.holds, finding
 
 
 @pytest.mark.parametrize("name", LIMITS)

@@ -6,12 +6,13 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_up_results import write
-from scipy.stats import binomtest
+from scipy.stats import binom, binomtest
 
 from paper.claims import (
     CLAIMS,
@@ -21,6 +22,7 @@ from paper.claims import (
     PARTLY,
     Judgement,
     Point,
+    Votes,
     can_be_confirmed,
     judge,
     judge_toy,
@@ -28,11 +30,13 @@ from paper.claims import (
     paper_points,
     pooled,
     pooled_by_architecture,
+    pooled_by_data_set,
     rank_correlation,
 )
-from paper.findings import read
+from paper.findings import read, side
 from paper.rows import Experiment, Row, experiments, rows
 from paper.toy import ToyRun
+from pseudograd.search import DEEP_KS, SHALLOW_KS
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 OF_DEPTH = {depth: [row for row in rows() if row.hidden_layers == depth] for depth in (1, 3, 5)}
@@ -56,33 +60,84 @@ def verdict(name: str, rows: list[Point]) -> str:
 
 
 def test_of_the_paper(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[str, str, int, float | None]] = [
-        ("2a", CONFIRMED, 33, binomtest(32, 33, 4 / 6).pvalue),
-        ("2b", CONFIRMED, 18, None),
-        ("2c", PARTLY, 16, 2 * (1 + 14 + 91 + 364) / 2**14),  # 11 of 14
-        ("2d", CONFIRMED, 67, 1e-4),
-        ("3", CONFIRMED, 67, None),
-        ("4", CONFIRMED, 33, 2 * 34 / 2**33),
-        ("5", PARTLY, 34, None),
-        ("6", CONFIRMED, 67, None),
-    ]
-    for name, expected, rows_in, p in cases:
-        with subtests.test(name=name, expected=expected, rows_in=rows_in):
+    """By row, and by architecture."""
+    cases: list[tuple[str, int, tuple[str, float | None], tuple[str, float | None]]] = [
+        # 11 2/3 of 12 votes, 8 of them by chance.
+        ("2a", 33, (CONFIRMED, binomtest(32, 33, 4 / 6).pvalue),
+         (CONFIRMED, (2 / 3) ** 12 + binom.cdf(4, 12, 2 / 3))),
+        # 7 1/2 of 8, 4.8 by chance.
+        ("2b", 18, (CONFIRMED, None), (PARTLY, 0.6**8 + binom.cdf(2, 8, 0.6))),
+        # 5 1/2 of 7, two of which are half votes: 6 and 1/2, 6 and 0, or 5 1/2 and more.
+        ("2c", 16, (PARTLY, 2 * (1 + 14 + 91 + 364) / 2**14), (PARTLY, 2 * 22 / 2**8)),
+        ("2d", 67, (CONFIRMED, 1e-4), (CONFIRMED, 1e-4)),
+        ("3", 67, (CONFIRMED, None), (CONFIRMED, None)),
+        ("4", 33, (CONFIRMED, 2 * 34 / 2**33), (CONFIRMED, 2 / 2**12)),
+        ("5", 34, (PARTLY, None), (PARTLY, None)),
+        ("6", 67, (CONFIRMED, None), (CONFIRMED, None)),
+    ]  # fmt: skip
+    for name, rows_in, of_rows, of_architectures in cases:
+        with subtests.test(name=name):
             found = judge(BY_NAME[name], paper_points(rows()))
-            assert (found.verdict, found.rows) == (expected, rows_in)
-            if p is not None:
-                assert found.p == pytest.approx(p)
+            assert found.by_row is not None
+            for judgement, (expected, p) in ((found.by_row, of_rows), (found, of_architectures)):
+                assert (judgement.verdict, judgement.rows) == (expected, rows_in)
+                if p is not None:
+                    assert judgement.p == pytest.approx(p)
 
 
-def test_sides_of_1_are_also_counted_by_architecture() -> None:
-    """Rows that differ only in momentum count as one: 1/4 and 8 are above 1 on average."""
+# --- the votes -----------------------------------------------------------------------------------
+
+
+def test_rows_of_an_architecture_share_its_vote() -> None:
     first, second = [row for row in OF_DEPTH[5] if (row.data, row.width) == ("svhn", 400)]
     third = next(row for row in OF_DEPTH[5] if row.data == "cifar10")
     ks = {first: 0.25, second: 8.0, third: 4.0}
     found = judge(BY_NAME["2c"], [Point(row, k, k, -1.0, -1.0) for row, k in ks.items()])
-    assert found.numbers == {
-        "sides": (1, 0, 2), "architectures": (0, 0, 2), "p_of_architectures": 0.5
-    }  # fmt: skip
+    assert (found.units, found.numbers) == (2, {"sides": (0.5, 0, 1.5)})
+    assert found.p == 0.5  # that both votes fall on the same side
+    assert found.by_row is not None
+    assert (found.by_row.units, found.by_row.numbers) == (3, {"sides": (1, 0, 2)})
+
+
+def test_one_row_in_each_group_gives_the_sign_test() -> None:
+    votes = Votes([[1]] * 10 + [[-1]] * 2 + [[0]] * 3)
+    assert votes.p(Fraction(2, 3)) == binomtest(10, 12, 2 / 3).pvalue
+
+
+def test_votes_against_all_splits() -> None:
+    """Each group falls on one side as a whole, with the part of its vote that is not abstained."""
+    groups = [[1, 1, 1], [1, 0, 1], [1, 1, -1], [0, 0, 0], [1, 0], [-1, -1]]
+    shares = [Fraction(3, 3), Fraction(2, 3), Fraction(3, 3), Fraction(1, 2), Fraction(2, 2)]
+    chance, found = Fraction(2, 3), Votes(groups).on
+    expected = chance * sum(shares)
+    p = Fraction(0)
+    for sides in itertools.product((True, False), repeat=5):
+        on = sum(share for share, side in zip(shares, sides, strict=True) if side)
+        if abs(on - expected) >= abs(found - expected):
+            p += math.prod((chance if side else 1 - chance for side in sides), start=Fraction(1))
+    assert found == 1 + Fraction(2, 3) + Fraction(2, 3) + Fraction(1, 2)
+    assert Votes(groups).p(chance) == pytest.approx(float(p))
+
+
+@pytest.mark.parametrize("agreeing", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("ks", "wanted"), [(SHALLOW_KS, -1), (DEEP_KS, 1)])
+def test_chance_alone_is_rarely_significant(
+    agreeing: float, ks: tuple[float, ...], wanted: int
+) -> None:
+    """However much the rows of an architecture depend on each other: k is uniform in each."""
+    generator = np.random.default_rng(0)
+    chance = Fraction(sum(wanted * side(k) > 0 for k in ks), sum(k != 1 for k in ks))
+    sides = np.array([wanted * side(k) for k in ks])
+    significant = 0
+    for _ in range(400):
+        of_groups = []
+        for size in [3] * 9 + [2] * 3:
+            drawn = generator.choice(sides, size)
+            if generator.random() < agreeing:
+                drawn[:] = drawn[0]
+            of_groups.append(drawn.tolist())
+        significant += Votes(of_groups).p(chance) < 0.05
+    assert significant / 400 < 0.06
 
 
 def test_rows_of_the_paper_without_figures_change_nothing() -> None:
@@ -122,7 +177,7 @@ def test_k_above_1(subtests: pytest.Subtests) -> None:
 def test_k_below_1(subtests: pytest.Subtests) -> None:
     cases: list[tuple[list[float], str]] = [
         ([0.5] * 12, CONFIRMED),
-        ([0.5] * 12 + [1.0] * 12, PARTLY),
+        ([0.5] * 12 + [1.0] * 21, PARTLY),  # significant, but with 4.5 of 12 votes
         ([0.5] * 6, PARTLY),  # 4 of the 6 other k are below 1, so this may be chance
         ([0.5] * 4 + [2.0] * 3, PARTLY),
         ([0.5] * 3 + [2.0] * 3, NOT),
@@ -137,8 +192,10 @@ def test_k_below_1(subtests: pytest.Subtests) -> None:
 def test_fewer_than_by_chance_do_not_confirm() -> None:
     """31 of 60 rows are more than half, but chance alone would give 40."""
     both = points(1, [0.5] * 31) + points(1, [2.0] * 29)
-    assert judge(BY_NAME["2a"], both).p == binomtest(31, 60, 4 / 6).pvalue < 0.05
-    assert verdict("2a", both) == PARTLY
+    found = judge(BY_NAME["2a"], both).by_row
+    assert found is not None
+    assert found.p == binomtest(31, 60, 4 / 6).pvalue < 0.05
+    assert found.verdict == PARTLY
 
 
 @pytest.mark.parametrize(
@@ -198,15 +255,20 @@ def test_lower_error(subtests: pytest.Subtests) -> None:
 
 
 def test_an_error_that_is_higher_on_average_is_not_confirmed_to_be_lower() -> None:
-    """In each architecture one row is much higher, and the others, the majority, a bit lower."""
-    last = {(row.data, row.hidden_layers, row.width): row for row in rows()}.values()
-    found = [Point(row, 0.5, 0.5, 1.0 if row in last else -0.1, 0) for row in rows()]
+    """One of 28 architectures is much higher, the others are a bit lower."""
+    last = rows()[-1]
+    architecture = (last.data, last.hidden_layers, last.width)
+    found = [
+        Point(row, 0.5, 0.5, 4.0 if one == architecture else -0.1, 0)
+        for row in rows()
+        for one in [(row.data, row.hidden_layers, row.width)]
+    ]
     judgement = judge(BY_NAME["3"], found)
     assert judgement.p is not None
     assert judgement.p < 0.05
     assert judgement.verdict == PARTLY
-    assert judgement.numbers["higher"] == 28
-    assert judgement.numbers["mean"] == pytest.approx(0.38, abs=0.005)
+    assert (judgement.numbers["lower"], judgement.numbers["higher"]) == (27, 1)
+    assert judgement.numbers["mean"] == pytest.approx((4 - 27 * 0.1) / 28)
 
 
 def test_the_test_of_errors_leaves_out_rows_with_k_1() -> None:
@@ -249,6 +311,12 @@ def test_rows_of_an_architecture_are_averaged_first() -> None:
     assert len(same) == 3
     assert pooled(found).mean == -1.5
     assert pooled_by_architecture(found).mean == -2
+    assert pooled_by_data_set(found).mean == -2
+    mnist = next(row for row in rows() if row.data == "mnist")
+    found.append(Point(mnist, 0.5, 0.5, 0.0, 0))
+    over_sets = pooled_by_data_set(found)  # the means of two architectures, and of one: -2 and 0
+    assert over_sets.mean == -1
+    assert over_sets.high == pytest.approx(-1 + 12.7062, abs=1e-3)  # Student's t for two
 
 
 def test_worse_cross_entropy(subtests: pytest.Subtests) -> None:

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import statistics
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +18,13 @@ import pytest
 from made_up_results import SECONDS, change_sessions, made_up, write
 
 from paper import effort, report
-from paper.claims import CLAIMS, judge, paper_points, pooled_by_architecture
+from paper.claims import (
+    CLAIMS,
+    judge,
+    paper_points,
+    pooled_by_architecture,
+    pooled_by_data_set,
+)
 from paper.cli import main
 from paper.findings import Finding, Reproduction, cross_entropies, read
 from paper.report import documents, rates
@@ -202,16 +208,20 @@ def test_depths_stand_beside_the_papers(text: str, folder: Path) -> None:
     assert lines["all"][1] == "12"
     # Ours select 1/4, 1 and 4; the paper, in rows of the same depth:
     theirs = [finding.experiment.row.selected_k for finding in found]
-    assert lines["all"][6] == str(sum(f.k == k for f, k in zip(found, theirs, strict=True)))
+    assert lines["all"][8] == str(sum(f.k == k for f, k in zip(found, theirs, strict=True)))
     one = [finding for finding in found if finding.experiment.row.hidden_layers == 1]
     papers = pooled_by_architecture(paper_points(finding.experiment.row for finding in one))
     assert lines["1"][3] == interval(papers, ".2f")
+    # Here each data set has one architecture of each depth.
+    assert lines["1"][5] == lines["1"][3]
+    of_sets = pooled_by_data_set(paper_points(finding.experiment.row for finding in found))
+    assert lines["all"][5] == interval(of_sets) != lines["all"][3]
     deviations = [f.error_k1_pct.mean - (f.experiment.row.error_k1_pct or math.nan) for f in one]
     lower = f"({sum(deviation < 0 for deviation in deviations)} of 4 lower)"
-    assert lines["1"][4] == f"{signed(statistics.fmean(deviations))} {lower}"
+    assert lines["1"][6] == f"{signed(statistics.fmean(deviations))} {lower}"
     # With three hidden layers ours is 1 everywhere, so nothing changes; MNIST and SVHN agree.
     assert lines["3"][2].startswith("0.00")
-    assert lines["3"][6] == lines["3"][7] == str(sum(k == 1 for k in theirs[4:8]))
+    assert lines["3"][8] == lines["3"][9] == str(sum(k == 1 for k in theirs[4:8]))
 
 
 def test_how_many_figures_are_nearer_to_three_fifths(text: str, folder: Path) -> None:
@@ -348,7 +358,8 @@ def test_rows_side_by_side_are_said_to_share_the_time(
 
 
 def test_what_a_reader_would_ask_next(text: str) -> None:
-    curves = [line for n in "135" for line in lines_of(text, n) if len(line) == 10]
+    title = "### How much does k matter?"
+    curves = [line for n in "135" for line in lines_of(text, n, title) if len(line) == 10]
     several = {"all": "4", "all but mnist": "3"}
     assert all(line[2] == several.get(line[1], "1") for line in curves)
     for depth in "135":
@@ -367,10 +378,17 @@ def test_what_a_reader_would_ask_next(text: str) -> None:
     assert resampled[0][1] == "4"
     rates = lines_of(text, "mnist [0,1]", "### Which learning rates")[0]
     assert rates[1:] == ["3", "1/8", "1/8", "0.1 to 10", "0 of 17", "0 of 3"]
-    activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 9]
-    assert activations == ["relu", "tanh"]
+    section = "### What does the activation change?"
+    assert [line[1] for line in lines_of(text, "cifar10 5x400 m0.5", section)] == ["relu", "tanh"]
     assert "In 4 rows finished with both, tanh selects the same k in 4, and a k on the" in text
-    assert "(tested for 2a and 2c), 2a has p = 0.31 and 2c has p = 0.12. " in text
+    # Errors are 12% or less at k = 1, and both are the same up to chance.
+    relu, tanh = lines_of(text, "cifar10 1x400 m0.5", section)
+    assert relu[7] == tanh[7] == "−1.26"
+    assert relu[4].startswith("−36.2")
+    assert "to the paper’s change from k = 1 to the selected k, ReLU is nearer in" in text
+    rival = "In rows with one hidden layer that were run with both, the change is −2.0"
+    assert rival in text
+    assert "and −1.26 in the paper (cifar10 1x400 m0.5) (see “What does the activation" in text
     best = "With 5 hidden layers the best k on average is 4 (mnist 4, svhn 4, cifar10 4, cifar100 4"
     assert f"{best}; 4 without MNIST)." in text
 
@@ -392,22 +410,47 @@ def test_any_activation_stands_beside_relu_in_the_same_range(tmp_path: Path) -> 
     assert [line[1] for line in table] == ["relu", "sigmoid"]
 
 
-def test_networks_that_were_taken_early_are_counted(text_with: TextWith) -> None:
-    def later(result: Result) -> Result:
+def with_errors(errors: Sequence[float], chosen_epoch: int) -> Callable[[Result], Result]:
+    """Return a change of a result: k = 1 has these errors, the selected k one of 0.1."""
+
+    def changed(result: Result) -> Result:
         comparison = result.comparison
         plain = tuple(
             replace(outcome, error=error, best_epoch=epoch)
             for outcome, error, epoch in zip(
-                comparison.plain, (0.2, 0.3, 0.4, 0.5, 0.6), (15, 16, 3, 99, 16), strict=True
+                comparison.plain, errors, (15, 16, 3, 99, 16), strict=True
             )
         )
-        return replace(result, comparison=replace(comparison, plain=plain))
+        chosen = tuple(
+            replace(outcome, error=0.1, best_epoch=chosen_epoch) for outcome in comparison.chosen
+        )
+        return replace(result, comparison=replace(comparison, plain=plain, chosen=chosen))
 
-    text = text_with(later)
+    return changed
+
+
+def test_networks_that_were_taken_early_are_counted(text_with: TextWith) -> None:
+    text = text_with(with_errors((0.2, 0.3, 0.4, 0.5, 0.6), chosen_epoch=1))
     assert MARKED.name == "cifar10 1x400 m0.5"
-    line = lines_of(text, "cifar10", "### Did training stop early?")[0]
-    assert line[1:6] == ["1", "2 of 5", "30.00", "46.67", "5 of 5"]
-    assert line[7] == "–"
+    networks, pairs = lines_of(text, "cifar10", "### Did training stop early?")[:4:3]
+    assert networks[1:6] == ["1", "2 of 5", "30.00", "46.67", "5 of 5"]
+    assert networks[7] == "–"
+    assert pairs[1:] == ["1", "5: −30.00", "0", "3: −36.67", "2: −20.00", "0"]
+    assert "outweigh" not in text
+
+
+def test_a_gain_that_rests_on_early_stopping_is_pointed_out(text_with: TextWith) -> None:
+    text = text_with(with_errors((0.2, 0.1, 0.4, 0.1, 0.05), chosen_epoch=99))
+    pairs = lines_of(text, "cifar10", "### Did training stop early?")[3]
+    assert pairs[1:] == ["1", "5: −7.00", "2: −20.00", "0", "0", "3: +1.67"]
+    said = (
+        "in cifar10 with 1 hidden layer (2 of 5 pairs at −20.00, 3 in which neither was at +1.67, "
+        "all at −7.00)."
+    )
+    assert said in text
+    notes = [line for line in text.splitlines() if line.startswith("- Early stopping is a part")]
+    assert len(notes) == 2  # below claims 3 and 6
+    assert "In cifar10 with 1 hidden layer, the pairs of networks in which it took" in notes[0]
 
 
 def test_both_scalings_of_mnist_stand_beside_the_papers_figures(
@@ -449,8 +492,9 @@ def test_rows_that_were_not_run_are_shown(copy: Path, tmp_path: Path) -> None:
     assert lines_of(text, "cifar10 1x400 m0.5 (not finished)")[0][1] == "50"
     ours = ["partly so far (2 of 4 rows)"] * 2
     assert lines_of(text, "2a")[0][2:] == [*ours, "partly", "partly"]
-    assert "Ours, MNIST in [0, 1]: **partly** (so far, 2 of 4 rows, p = " in text
-    assert "The paper’s own figures, same rows: **partly** (2 rows, p = " in text
+    said = "Ours, MNIST in [0, 1]: **partly** (so far, 2 of 4 rows in 2 architectures, p = "
+    assert said in text
+    assert "The paper’s own figures, same rows: **partly** (2 rows in 2 architectures, p" in text
     assert "10 of 12 rows are finished" in text
     assert "**Rows that are not finished yet: 1 of svhn, 1 of cifar10.**" in text
 
@@ -472,9 +516,13 @@ def test_while_rows_are_missing_the_paper_is_judged_by_the_same_rows(part: dict[
     for claim in CLAIMS:
         line = lines_of(text, claim.name, "| | claim |")[0]
         whole, found = judge(claim, paper_points(rows())), judge(claim, paper_points(FEW))
-        assert line[4] == whole.verdict
-        assert line[3] in (found.verdict, "open (too few rows)")
-        assert f"The paper’s own figures, same rows: **{line[3]}** ({found.rows} rows" in text
+        assert whole.by_row is not None
+        other = whole.by_row.verdict
+        assert line[4] == whole.verdict + f"; by row {other}" * (other != whole.verdict)
+        verdict = line[3].partition("; by row ")[0]
+        assert verdict in (found.verdict, "open (too few rows)")
+        assert f"The paper’s own figures, same rows: **{verdict}** ({found.rows} rows in " in text
+        assert f"; by row {other}" in text
 
 
 def test_the_figure_is_of_the_same_rows(part: dict[str, str]) -> None:
@@ -490,7 +538,8 @@ def test_what_too_few_rows_cannot_confirm_is_open(part: dict[str, str]) -> None:
     text = part["RESULTS.md"]
     assert lines_of(text, "5", "| | claim |")[0][2] == "open (too few rows)"
     assert "is left open (“open (too few rows)”)." in text
-    assert "**open (too few rows)** (so far, 4 of 34 rows, p = 0.5): better in 2" in text
+    said = "**open (too few rows)** (so far, 4 of 34 rows in 2 architectures, p = 1): better in 1"
+    assert said in text
     assert lines_of(text, "2a")[0][2] == "partly so far (2 of 33 rows)"
     assert "not confirmed so far" not in text
 
@@ -650,10 +699,12 @@ def test_verdicts_without_marked_rows_are_reported(text_with: TextWith) -> None:
     assert verdicts["2a"][2] == f"partly{other}open"
     assert verdicts["2a"][3] == "partly"
     assert "Without them: no row is left." in text
-    assert "Without them, MNIST in [0, 1]: **partly** (1 row, p = 1): below 1 in 1" in text
+    assert (
+        "Without them, MNIST in [0, 1]: **partly** (1 row in 1 architecture, p = 1): below" in text
+    )
     # Four of the eight remaining rows select 1, which leaves too few for claim 2d.
     assert verdicts["2d"][2] == f"confirmed{other}partly"
-    assert "Without them: **partly** (8 rows, p = 0.1" in text
+    assert "Without them: **partly** (8 rows in 8 architectures, p = 0.1" in text
     # No marked row has five hidden layers, and no row of the paper's figures is marked.
     assert other not in verdicts["2c"][2] + verdicts["2d"][4]
 
@@ -693,8 +744,10 @@ def test_the_answer_comes_first(
     assert answer.startswith(
         "**Does k matter?** Compared with k = 1, the selected k changes the test error by −0.17 "
         f"(95% interval over architectures −{1 / 6 + half:.2f} to +{half - 1 / 6:.2f}) percentage "
-        "points on average. Without the 1 row marked § (explained below the table) the change is "
-        "0.00 ("
+        "points on average. Architectures on the same data set are not independent either: with "
+        # -2/3, -2/3, 2/3 and 0
+        "the 4 data sets as units the change is −0.17 (−1.18 to +0.85). Without the 1 row marked § "
+        "(explained below the table) the change is 0.00 ("
     )
     # The four rows with three hidden layers select 1.
     assert (
@@ -788,7 +841,8 @@ def test_a_depth_that_no_claim_is_about(tmp_path: Path) -> None:
     write(tmp_path / "paper/results", some)
     text = documents(some, tmp_path / "paper/results")[tmp_path / "RESULTS.md"]
     assert "2 of 2 rows are finished" in text
-    assert "(1 row, p = 1): below 1 in 1, 1 in 0, above 1 in 0;" in text  # claim 2a
+    said = "(1 row in 1 architecture, p = 1): below 1 in 1, 1 in 0, above 1 in 0;"
+    assert said in text  # claim 2a
     assert lines_of(text, "svhn 2x400 m0.5", "### Table 1")[0][1] == "2 (1)"
 
 

@@ -152,17 +152,36 @@ def integrable(
 
     """
     z, y = _in_float64(examples)
-
-    def of_one(row: Tensor, label: Tensor) -> Tensor:
-        return checked(rule, row.unsqueeze(0), label.unsqueeze(0)).squeeze(0)
-
-    jacobian = torch.func.vmap(torch.func.jacrev(of_one))(z, y)
+    jacobian = _jacobian(rule, z, y)
     _check_derivative(rule, jacobian, z, y)
     antisymmetric = (jacobian - jacobian.transpose(-1, -2)).abs() / _largest(jacobian)
     classes = torch.arange(z.shape[-1], device=z.device)
     pairs = torch.cartesian_prod(classes, classes)
     return _worst("integrable", antisymmetric.flatten(1), z, y, tolerance,
                   pairs.expand(len(z), -1, -1))  # fmt: skip
+
+
+def finite(rule: Rule, examples: tuple[Tensor, Tensor] | None = None) -> Finding:
+    """Check that f is finite, in float64 and in float32; the violation is infinite or NaN.
+
+    Args:
+        rule: The rule.
+        examples: Logits (R, C) and labels (R) to try it on. By default they are extreme: logits up
+            to ±1000, alone and in random rows, and classes other than the label masked by -inf.
+
+    Example:
+        >>> import torch
+        >>> from pseudograd.rules import cross_entropy, from_bias
+        >>> finite(cross_entropy).holds
+        True
+        >>> finite(from_bias(lambda bias, y: bias * bias.abs().log())).holds  # 0 · log 0
+        False
+
+    """
+    z, y = _in_float64(_extreme_examples() if examples is None else examples)
+    f = torch.cat([checked(rule, z.to(dtype), y).double() for dtype in (z.dtype, torch.float32)])
+    violation = torch.where(f.isfinite(), 0, f.abs())
+    return _worst("finite", violation, torch.cat((z, z)), torch.cat((y, y)), tolerance=0.0)
 
 
 def random_examples(
@@ -183,6 +202,25 @@ def random_examples(
     return z * spread, torch.randint(classes, (count,), generator=generator, device=device)
 
 
+def _extreme_examples() -> tuple[Tensor, Tensor]:
+    """Return logits far apart, with and without a mask, and labels that are not masked."""
+    z, y = random_examples(spread=300.0)
+    far, masked = 1000.0, -torch.inf
+    rows = [
+        [far, 0, 0, 0, 0],
+        [-far, 0, 0, 0, 0],
+        [far, -far, -far, -far, -far],
+        [-far, far, far, far, far],
+        [far] * 5,
+        [-far] * 5,
+        [0, masked, 0, 0, 0],
+        [-far, masked, far, 0, 0],
+        [0, masked, masked, masked, masked],
+    ]
+    extreme = torch.tensor(rows, dtype=z.dtype, device=z.device)
+    return torch.cat((extreme, z)), torch.cat((y.new_zeros(len(rows)), y))
+
+
 def _in_float64(examples: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
     """Return examples in float64, where a rule's rounding does not matter; raise if unusable."""
     if examples is None:
@@ -197,6 +235,24 @@ def _in_float64(examples: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]
         )
     check_labels(z, y)
     return z.double(), y
+
+
+def _jacobian(rule: Rule, z: Tensor, y: Tensor) -> Tensor:
+    """Return ∂f_i/∂z_j for each example, (R, C, C).
+
+    Not by `torch.func.vmap`, which does not support all of PyTorch, such as `one_hot`.
+    """
+    with torch.enable_grad():
+        leaf = z.detach().clone().requires_grad_()
+        # Rows do not depend on each other, so the gradient of a sum over rows has that of each.
+        totals = checked(rule, leaf, y).sum(0)
+        if not totals.requires_grad:  # the rule is constant, or detached
+            return z.new_zeros(*z.shape, z.shape[-1])
+        rows = [
+            torch.autograd.grad(total, leaf, retain_graph=True, materialize_grads=True)[0]
+            for total in totals
+        ]
+    return torch.stack(rows, 1)
 
 
 def _check_derivative(rule: Rule, jacobian: Tensor, z: Tensor, y: Tensor) -> None:

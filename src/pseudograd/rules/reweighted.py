@@ -3,7 +3,7 @@
 A loss g(CE) of the cross-entropy CE = -log p_y has the gradient g'(CE) · ε. So the rule is the
 bias ε times one factor g'(CE) per example, and every implementation of cross-entropy (C++, Triton,
 compiled, exported) can compute it: multiply the upstream gradient of each example by its factor.
-The paper's rule is not of this kind for k ≠ 1 (Lemma 1).
+With three or more classes the paper's rule is not of this kind for k ≠ 1 (Lemma 1).
 """
 
 from __future__ import annotations
