@@ -11,8 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet.modules.examples import Examples, prepared, random_states
-from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.randomness import seeded
 from pseudograd.words import counted, first_line, joined
 
 _TRIED = 4  # examples in the batch

@@ -17,9 +17,9 @@ from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.feeds import Resident, Streamed, Taker, fits
 from pseudograd.fleet.modules.graphs import Slot, Uncapturable
 from pseudograd.fleet.modules.loop import allows_tf32
-from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.precision import precision
+from pseudograd.fleet.randomness import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial
 from pseudograd.words import counted, first_line

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pseudograd.data.parts import copies_in_words, count_copies
-from pseudograd.fleet.modules.seeds import seeded
-from pseudograd.fleet.modules.sources import is_own, used
-from pseudograd.fleet.modules.sources import source as code_of
+from pseudograd.fleet.modules.code import describe
+from pseudograd.fleet.randomness import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
@@ -405,11 +404,11 @@ def _sampled(source: Any) -> bytes:
 
 
 def _code(source: Any) -> str:
-    """Return the code of the Datasets that a source reads, and what it uses."""
+    """Return a description of the Datasets that a source reads."""
     found = ""
     for part in (source.first.source, source.second.source):
         while part is not None:
-            found += (code_of(type(part)) if is_own(type(part)) else "") + used([part], [])
+            found += describe(part)
             part = getattr(part, "dataset", None)  # of a Subset
     return found
 

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from pseudograd.fleet import randomness
 from pseudograd.fleet.modules.examples import Examples, prepared
-from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.precision import precision
 from pseudograd.fleet.ramp import k_at
+from pseudograd.fleet.randomness import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts
 from pseudograd.fleet.trial import Outcome, Stop, Trial, never

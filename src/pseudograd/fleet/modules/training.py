@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pseudograd.fleet.modules.descriptions import describe, describe_network
-from pseudograd.fleet.modules.seeds import seeded
+from pseudograd.fleet.modules.code import describe, describe_network
+from pseudograd.fleet.randomness import seeded
 from pseudograd.fleet.recipe import PRECISIONS, ModuleRecipe
 from pseudograd.loss import RuleCrossEntropyLoss, tunable_cross_entropy
 from pseudograd.rules import Rule
