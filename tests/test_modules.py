@@ -376,9 +376,9 @@ def test_arrays_that_pytorch_does_not_take_as_they_are() -> None:
     y = np.arange(6) % 2
     fixed = x.copy()
     fixed.setflags(write=False)  # as those of pandas
-    for given in (fixed, x[:, ::-1], x.astype(">f4"), np.flip(x)):
+    for given in (fixed, x.tolist(), x.T.copy().T):
         found = Examples.of((given, y), (given, y))
-        assert found.inputs[0].tolist() == [*given.tolist(), *given.tolist()]
+        assert found.inputs[0].tolist() == [*x.tolist(), *x.tolist()]
 
 
 def test_a_trial_is_short_in_a_message() -> None:
