@@ -115,14 +115,17 @@ class Examples:
     @classmethod
     def shared(
         cls,
-        name: str,
-        arrays: Iterable[np.ndarray[Any, Any]],
-        train_size: int,
         source: Dataset[tuple[Tensor, ...]] | None,
+        arrays: Iterable[np.ndarray[Any, Any]],
+        name: str,
+        train_size: int,
+        sha256: str,
     ) -> Examples:
         """Return examples that use the `arrays` of another process without copying them."""
         *inputs, labels = read_only(arrays)
-        return cls(name, tuple(inputs), labels, train_size, source)
+        found = cls(name, tuple(inputs), labels, train_size, source)
+        vars(found)["sha256"] = sha256  # not computed again
+        return found
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -84,6 +85,11 @@ class Training:
 
     def recipe(self, data: str, data_hash: str = "") -> ModuleRecipe:
         """Return the description of this training on a data set."""
+        return dataclasses.replace(self._described, data=data, data_hash=data_hash)
+
+    @functools.cached_property
+    def _described(self) -> ModuleRecipe:
+        """The recipe without data; sent along to other processes, which cannot read the code."""
         for name, wanted in (
             ("network", "a function that returns a new module"),
             ("optimizer", "a class such as torch.optim.AdamW"),
@@ -96,8 +102,7 @@ class Training:
             raise ValueError(f"precision must be one of {PRECISIONS}, not {self.precision!r}")
         return ModuleRecipe(
             network=describe_network(self.network),
-            data=data,
-            data_hash=data_hash,
+            data="",
             optimizer=self._optimizer_description(),
             epochs=self.epochs,
             batch_size=self.batch_size,
