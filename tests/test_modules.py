@@ -630,7 +630,7 @@ def test_trials_of_another_training_are_refused() -> None:
     one = trial(training(), data)
     with pytest.raises(ValueError, match=r"their optimizer is 'AdamW.*the fleet's is 'SGD"):
         outcomes(ModuleFleet(training(optimizer=torch.optim.SGD), data), [one])
-    with pytest.raises(ValueError, match="data with a hash that begins with"):
+    with pytest.raises(ValueError, match="with a hash that begins with"):
         outcomes(ModuleFleet(training(), images(250)), [one])
 
 

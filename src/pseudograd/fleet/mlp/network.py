@@ -16,9 +16,9 @@ from pseudograd.data import Dataset
 from pseudograd.extras import needed_for
 from pseudograd.files import write_whole
 from pseudograd.fleet.mlp.bins import Bins
-from pseudograd.fleet.mlp.crew import mlp_recipe
 from pseudograd.fleet.mlp.stack import ACTIVATE
-from pseudograd.fleet.trial import Outcome
+from pseudograd.fleet.recipe import MLPRecipe
+from pseudograd.fleet.trial import Outcome, recipe_of
 
 _AT_ONCE = 1 << 14  # examples per matrix product, to bound memory
 
@@ -60,7 +60,7 @@ class Network:
         """Return the network of an outcome from a fleet with ``keep_parameters``."""
         if outcome.parameters is None:
             raise ValueError("outcome must carry parameters: run a Fleet with keep_parameters=True")
-        recipe = mlp_recipe(outcome.trial)
+        recipe = recipe_of(outcome.trial, MLPRecipe)
         bins = Bins.fit(data, recipe.bins) if recipe.bins else None
         scaling = data.scaling(recipe.feature_range)
         return cls(outcome.parameters, recipe.activation, *scaling, bins or None)
