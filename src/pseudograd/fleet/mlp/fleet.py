@@ -14,8 +14,8 @@ import torch
 from pseudograd.data import Dataset
 from pseudograd.fleet.devices import checked_places
 from pseudograd.fleet.mlp.bins import Bins
-from pseudograd.fleet.mlp.crew import Crew, check_alike
 from pseudograd.fleet.mlp.stack import Examples, launching
+from pseudograd.fleet.mlp.worker import StackWorker, check_alike
 from pseudograd.fleet.recipe import MLPRecipe, check_data
 from pseudograd.fleet.trial import Outcome, Stop, Trial, never, recipe_of
 
@@ -128,20 +128,20 @@ class Fleet:
     ) -> Iterator[Outcome]:
         """Train pending trials until none is left or ``stop`` returns True."""
         while pending and not stop():
-            crew = None
+            worker = None
             slots = min(most, share)
             try:
-                crew = Crew(self, first, device, slots, most)
-                yield from crew.through(pending, stop)
+                worker = StackWorker(self, first, device, slots, most)
+                yield from worker.through(pending, stop)
             except torch.OutOfMemoryError:
                 if most == 1:
                     raise
                 # Finished outcomes have been yielded; restart the rest in half the slots.
-                runs = crew.runs if crew else [None] * slots
+                runs = worker.runs if worker else [None] * slots
                 pending.extendleft(run.trial for run in reversed(runs) if run)
                 most = max(1, len(runs) // 2)
             with launching:
-                del crew  # frees its CUDA graph and memory; no traceback refers to it any more
+                del worker  # frees its CUDA graph and memory; no traceback refers to it any more
                 if pending:
                     torch.cuda.empty_cache()
 

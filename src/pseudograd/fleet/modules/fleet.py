@@ -133,17 +133,17 @@ class ModuleFleet:
         self, recipe: ModuleRecipe, device: torch.device, pending: deque[Trial], stop: Stop
     ) -> Iterator[Outcome]:
         if device.type == "cuda":
-            from pseudograd.fleet.modules.crew import Crew
             from pseudograd.fleet.modules.graphs import Uncapturable
+            from pseudograd.fleet.modules.worker import GraphWorker
 
             index = torch.cuda.current_device() if device.index is None else device.index
             device = torch.device("cuda", index)
-            crew = Crew(
+            worker = GraphWorker(
                 self.training, self.examples, recipe, device, self.slots, self.keep_parameters
             )
-            crew.tell = self._note
+            worker.tell = self._note
             try:
-                yield from crew.through(pending, stop)
+                yield from worker.through(pending, stop)
                 return
             except Uncapturable as reason:
                 self._note(f"trained step by step, since no CUDA graph can be captured: {reason}")

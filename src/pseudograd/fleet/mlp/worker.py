@@ -1,4 +1,4 @@
-"""A crew: the trials that one device is training, epoch by epoch, with early stopping."""
+"""The trials that one worker is training, epoch by epoch, with early stopping."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _parts_on(device: torch.device, data: Dataset, stratified: bool, split: Spli
     return Parts(cut.train.to(device), cut.stop.to(device), cut.judge.to(device))
 
 
-class Crew:
+class StackWorker:
     """The slots of one device: the trials in training, and the stack of their networks."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Crew:
         self.fleet, self.trial, self.device, self.most = fleet, trial, device, most
         self.recipe = recipe = recipe_of(trial, MLPRecipe)
         self.runs: list[Course | None] = [None] * slots
-        # A cached method would form a reference cycle and delay freeing the crew's memory.
+        # A cached method would form a reference cycle and delay freeing the worker's memory.
         self.parts = functools.cache(
             functools.partial(_parts_on, device, fleet.data, recipe.stratified)
         )
