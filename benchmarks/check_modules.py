@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from benchmarks.environment import RESULTS, environment, write
 from benchmarks.networks import CNN, GRU, Transformer
 from pseudograd.fleet import Outcome
-from pseudograd.fleet.modules import crew
+from pseudograd.fleet.modules import worker
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.loop import train
@@ -126,7 +126,7 @@ def cases() -> Iterator[tuple[str, Training, Examples]]:
     yield "tokens", Training(Tokens, schedule="one-cycle", **common), tokens()
     read = Examples.of(Reading(images, 0, 500), Reading(images, 500, 600))
     yield "CNN, data that changes", Training(CNN, **common), read
-    with mock.patch.object(crew, "fits", return_value=False):
+    with mock.patch.object(worker, "fits", return_value=False):
         yield "CNN, data streamed from the host", Training(CNN, **common), images
 
 

@@ -174,13 +174,13 @@ class Bench:
             Trial(recipe, 2.0 ** (at % 7 - 4), RATE, Split(0, at % 10), seed=at)
             for at in range(280 if self.device.type == "cpu" else 2 * self.slots)
         ]
-        crew = Fleet(self.data, self.device, slots=self.slots)
+        fleet = Fleet(self.data, self.device, slots=self.slots)
         warm_up = [replace(trial, recipe=recipe.shortened(2)) for trial in trials[: self.slots]]
-        for _ in crew.run(warm_up):  # warm up and compile
+        for _ in fleet.run(warm_up):  # warm up and compile
             pass
         self.sync()
         start = time.perf_counter()
-        epochs = sum(outcome.epochs for outcome in crew.run(trials))
+        epochs = sum(outcome.epochs for outcome in fleet.run(trials))
         self.sync()
         return (time.perf_counter() - start) / (epochs * self.steps) * 1e6
 

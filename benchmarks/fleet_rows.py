@@ -467,8 +467,8 @@ def costs_of(points: Sequence[Mapping[str, str]]) -> Costs:
 def seconds_of_row(row: Row, costs: Costs, floor: float) -> tuple[float, float]:
     """Return a row's seconds, estimated and at the memory floor.
 
-    The row's study is replayed with outcomes from its ledger and slots as in `Crew`. ``floor`` is
-    the least possible time of a step of one model.
+    The row's study is replayed with outcomes from its ledger and slots as in `StackWorker`.
+    ``floor`` is the least possible time of a step of one model.
     """
     from paper.rows import Experiment
     from paper.run import study_of

@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.environment import RESULTS, environment, write
 from benchmarks.modules import prepared
 from benchmarks.networks import CASES
-from pseudograd.fleet.modules.crew import Crew
 from pseudograd.fleet.modules.graphs import Slot
+from pseudograd.fleet.modules.worker import GraphWorker
 from pseudograd.fleet.precision import precision
 from pseudograd.fleet.trial import Split
 
@@ -30,10 +30,12 @@ SLOTS, EPOCHS, PROFILED = (1, 2, 4, 8), 3, 5
 def made(name: str, count: int, compiled: bool) -> Iterator[Slot]:
     training, examples = prepared(CASES[name], EPOCHS, compiled)
     recipe = training.recipe("noise")
-    crew = Crew(training, examples, recipe, torch.device("cuda", 0), count, keep_parameters=False)
-    source, cut = crew._source(), examples.parts(recipe, Split(0, 0))
+    worker = GraphWorker(
+        training, examples, recipe, torch.device("cuda", 0), count, keep_parameters=False
+    )
+    source, cut = worker._source(), examples.parts(recipe, Split(0, 0))
     for at in range(count):
-        yield Slot(training, source, recipe, cut, crew.device, compiled, lean=at == 0)
+        yield Slot(training, source, recipe, cut, worker.device, compiled, lean=at == 0)
 
 
 def replayed(slots: list[Slot], epochs: int, steps: int) -> float:

@@ -17,7 +17,8 @@ from beyond.data import Named
 from beyond.protocol import MethodProtocol
 from pseudograd.files import write_whole
 from pseudograd.fleet import Trial
-from pseudograd.fleet.modules.loop import module_recipe
+from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.fleet.trial import recipe_of
 from pseudograd.search.ledger import trial_name
 from pseudograd.search.study import Study
 
@@ -155,7 +156,8 @@ def suspects_found(study: Study, data: Named) -> dict[str, Any]:
         p = np.full((len(given), int(data.clean.max()) + 1), np.nan)
         by_fold = []
         for trial in trials:
-            judge = data.examples.parts(module_recipe(trial), trial.split).judge.numpy()
+            recipe = recipe_of(trial, ModuleRecipe)
+            judge = data.examples.parts(recipe, trial.split).judge.numpy()
             p[judge] = _probabilities(study, trial)
             own = p[judge, given[judge]]
             by_fold.append(round(auroc(-own, wrong[judge]), 6))

@@ -27,9 +27,9 @@ from beyond.questions import Experiment
 from pseudograd import environment
 from pseudograd.fleet import Fleet, Outcome, Recipe, Stop, Trial, never
 from pseudograd.fleet.modules.fleet import ModuleFleet
-from pseudograd.fleet.modules.loop import module_recipe
 from pseudograd.fleet.modules.training import Training
-from pseudograd.fleet.recipe import recipe_from_json
+from pseudograd.fleet.recipe import ModuleRecipe, recipe_from_json
+from pseudograd.fleet.trial import recipe_of
 from pseudograd.search.folder import read_run
 from pseudograd.search.study import Runner, Study
 
@@ -197,7 +197,7 @@ def measuring(
         if not module:
             module.append(training.module(0).to(device))
         trial, measures = outcome.trial, dict[str, float]()
-        cut = examples.parts(module_recipe(trial), trial.split)
+        cut = examples.parts(recipe_of(trial, ModuleRecipe), trial.split)
         for keep in kept:
             keep(trial, log_p(outcome.state, cut.judge, trial.k)[0])
         if not trial.split.retrain:

@@ -291,16 +291,16 @@ def test_a_sample_trains_on_that_many_examples(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_epoch_of_the_least_mixed_score_is_kept() -> None:
-    from pseudograd.fleet.mlp.crew import Run
+    from pseudograd.fleet.course import Course
 
     trial = replace(
         SMALL.wanted({})[0], stop_by="error and cross-entropy", patience=3, max_epochs=9
     )
-    run = Run(trial, recipe_of(trial))
+    run = Course(trial, recipe_of(trial))
     figures = [(0.3, 1.0), (0.2, 1.6), (0.25, 1.0), (0.25, math.nan), (0.25, 1.0)]
-    kept = [run.judge(*epoch) for epoch in figures]
+    kept = [run.note(*epoch) for epoch in figures]
     assert kept == [True, False, True, False, False]
     assert (run.best_epoch, run.best_error, run.since) == (3, 0.25, 3)
-    assert run.stopped_by(diverged=False) is None
-    run.judge(0.3, 1.0)
-    assert run.stopped_by(diverged=False) == "patience"
+    assert run.stopped_by(finite=True) is None
+    run.note(0.3, 1.0)
+    assert run.stopped_by(finite=True) == "patience"

@@ -636,14 +636,16 @@ def test_a_study_on_a_cluster_ends_as_one_without(
         assert torch.equal(one, other)
 
 
-def test_trials_of_another_training_are_refused_before_they_are_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cluster_with_gpus_trains_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_imported_ray", lambda: MadeUpRay(CPU=1.0, GPU=1.0))
     with ModuleRunner(TRAINING, EXAMPLES) as run:
         assert run.device == "cuda"
-        with pytest.raises(ValueError, match="their batch_size is 11, but the fleet's is 10"):
-            run([replace(OF_MODULES[0], batch_size=11)])
+
+
+def test_trials_of_another_training_are_refused_by_a_worker(nodes: Any) -> None:
+    refused = pytest.raises(ValueError, match="their batch_size is 11, but the fleet's is 10")
+    with ModuleRunner(TRAINING, EXAMPLES, nodes.address) as run, refused:
+        list(run([replace(OF_MODULES[0], batch_size=11)]))
 
 
 def test_unpicklable_functions_raise_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

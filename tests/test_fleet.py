@@ -25,9 +25,9 @@ from covering import covering
 from plain_loop import Layers, PlainRun
 from pseudograd.data import Dataset, digits
 from pseudograd.fleet import Fleet, Outcome, Ramp, Split, Stop, Trial, never, parts, randomness
-from pseudograd.fleet.mlp.crew import Crew
 from pseudograd.fleet.mlp.fleet import side_by_side
 from pseudograd.fleet.mlp.stack import Examples, Stack
+from pseudograd.fleet.mlp.worker import StackWorker
 from pseudograd.fleet.precision import Precision
 from pseudograd.fleet.splits import held_out
 from trials import a_trial, recipe_of, replace
@@ -103,18 +103,18 @@ def plain(trial: Trial, kind: str = "pixels") -> PlainRun:
 def watched(monkeypatch: pytest.MonkeyPatch) -> dict[Trial, list[Layers]]:
     """Record the layers of every trial's network after each of its epochs."""
     seen: dict[Trial, list[Layers]] = {}
-    judge = Crew._judge_the_epoch
+    judge = StackWorker._judge_the_epoch
 
-    def watch(crew: Crew) -> dict[int, str]:
-        stack = crew.stack
-        for slot, run in enumerate(crew.runs):
+    def watch(worker: StackWorker) -> dict[int, str]:
+        stack = worker.stack
+        for slot, run in enumerate(worker.runs):
             if run:
                 layers = zip(stack.weights, stack.biases, strict=True)
                 now = tuple((w[slot].clone(), b[slot, 0].clone()) for w, b in layers)
                 seen.setdefault(run.trial, []).append(now)
-        return judge(crew)
+        return judge(worker)
 
-    monkeypatch.setattr(Crew, "_judge_the_epoch", watch)
+    monkeypatch.setattr(StackWorker, "_judge_the_epoch", watch)
     return seen
 
 
@@ -647,11 +647,11 @@ def test_sets_that_cannot_be_split(data: Dataset, split: Split, message: str) ->
 def test_features_are_scaled_to_the_range_of_the_trial(feature_range: tuple[float, float]) -> None:
     trial = replace(ONE, feature_range=feature_range)
     for data in (blobs("pixels"), blobs("numbers")):
-        crew = Crew(Fleet(data, precision="float64"), trial, CPU, 1, 1)
-        ours = crew.stack.examples.gather(torch.arange(263).reshape(1, -1), torch.float64)
+        worker = StackWorker(Fleet(data, precision="float64"), trial, CPU, 1, 1)
+        ours = worker.stack.examples.gather(torch.arange(263).reshape(1, -1), torch.float64)
         torch.testing.assert_close(ours[0], plain_loop.scaled(data, trial), **EXACT)
         assert (ours.min().item(), ours.max().item()) == pytest.approx(feature_range)
-        assert crew.stack.examples.features.dtype == data.features.dtype  # pixels stay uint8
+        assert worker.stack.examples.features.dtype == data.features.dtype  # pixels stay uint8
 
 
 def test_gathering_leaves_the_features_alone() -> None:
@@ -666,8 +666,8 @@ def test_gathering_leaves_the_features_alone() -> None:
 def test_the_layout_of_the_features_does_not_matter(precision: str) -> None:
     data = blobs()
     turned = replace(data, features=data.features.T.contiguous().T)
-    crew = Crew(Fleet(turned, precision=precision), ONE, CPU, 1, 1)
-    assert crew.stack.examples.features.is_contiguous()  # as the kernels assume
+    worker = StackWorker(Fleet(turned, precision=precision), ONE, CPU, 1, 1)
+    assert worker.stack.examples.features.is_contiguous()  # as the kernels assume
     ours, theirs = (list(Fleet(d, precision=precision).run([ONE])) for d in (turned, data))
     assert ours == theirs
 
@@ -1001,10 +1001,10 @@ def test_slots_follow_the_work() -> None:
     trials = [replace(ONE, seed=seed, max_epochs=1 + seed % 5) for seed in range(40)]
     expected = {outcome.trial: outcome for outcome in Fleet(blobs()).run(trials)}
     queue, later, found, slots = deque(trials[:2]), deque(trials[2:]), {}, []
-    crew = Crew(Fleet(blobs()), ONE, CPU, 2, 16)
-    for outcome in crew.through(queue, never):
+    worker = StackWorker(Fleet(blobs()), ONE, CPU, 2, 16)
+    for outcome in worker.through(queue, never):
         found[outcome.trial] = outcome
-        slots.append(len(crew.runs))
+        slots.append(len(worker.runs))
         queue.extend(later.popleft() for _ in range(min(4, len(later))))
     assert found == expected
     assert slots[0] == 2
@@ -1014,7 +1014,7 @@ def test_slots_follow_the_work() -> None:
 
 def test_added_trials_must_share_the_architecture() -> None:
     queue = deque([ONE])
-    outcomes = Crew(Fleet(blobs()), ONE, CPU, 1, 1).through(queue, never)
+    outcomes = StackWorker(Fleet(blobs()), ONE, CPU, 1, 1).through(queue, never)
     next(outcomes)
     queue.append(replace(ONE, hidden_layer_sizes=(3,)))
     with pytest.raises(ValueError, match="trials of one fleet must share"):

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 from covering import covering
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, MLPRecipe, Ramp, Split, Trial, never
-from pseudograd.fleet.mlp.crew import Crew
 from pseudograd.fleet.mlp.stack import Examples, Settings, Stack, launching
+from pseudograd.fleet.mlp.worker import StackWorker
 from pseudograd.rules import tunable
 from trials import a_trial, recipe_of, replace
 
@@ -632,7 +632,7 @@ def test_the_fleet_on_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = replace(base, learning_rate=1e30, k=0.25)
     run = [trials[0], lost, *trials[1:]]
     plain = {o.trial: o for o in Fleet(blobs(), DEVICE, precision="float64").run(run)}
-    monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", fused)
+    monkeypatch.setattr("pseudograd.fleet.mlp.worker._stack", fused)
     ours = {o.trial: o for o in Fleet(blobs(), DEVICE, slots=2, keep_parameters=True).run(run)}
     assert ours.keys() == set(run)
     assert ours[lost].stopped_by == "diverged"
@@ -656,7 +656,7 @@ def test_ramps_on_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     ramps, starts = [Ramp(4, 0.25), Ramp(0.25, 4)], [4.0, 0.25]
     trials = [replace(base, k=k) for k in (*ramps, *starts)]
     plain = {o.trial: o for o in Fleet(blobs(), DEVICE, precision="float64").run(trials)}
-    monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", fused)
+    monkeypatch.setattr("pseudograd.fleet.mlp.worker._stack", fused)
     ours = {o.trial: o for o in Fleet(blobs(), DEVICE).run(trials)}
     for trial in trials:
         assert ours[trial].cross_entropy == pytest.approx(plain[trial].cross_entropy, rel=0.02)
@@ -673,13 +673,13 @@ def test_slots_of_the_kernels_follow_the_work(monkeypatch: pytest.MonkeyPatch) -
     base = a_trial("blobs", (9,), k=0.5, learning_rate=0.3, momentum=0.9, batch_size=120)
     trials = [replace(base, seed=seed, max_epochs=1 + seed % 4) for seed in range(9)]
     plain = {o.trial: o for o in Fleet(blobs(), DEVICE, precision="float64").run(trials)}
-    monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", fused)
+    monkeypatch.setattr("pseudograd.fleet.mlp.worker._stack", fused)
     queue, later = deque(trials[:1]), trials[1:]
-    crew = Crew(Fleet(blobs(), DEVICE), base, torch.device(DEVICE), 1, 4)
+    worker = StackWorker(Fleet(blobs(), DEVICE), base, torch.device(DEVICE), 1, 4)
     ours, slots = {}, []
-    for outcome in crew.through(queue, never):
+    for outcome in worker.through(queue, never):
         ours[outcome.trial] = outcome
-        slots.append(len(crew.runs))
+        slots.append(len(worker.runs))
         queue.extend(later)
         later = []
     assert ours.keys() == plain.keys()
@@ -764,7 +764,7 @@ def test_a_slot_needs_no_more_memory_than_planned(
 def test_what_runs_on_a_gpu(changes: dict[str, Any], precision: str, kind: type[Stack]) -> None:
     trial = replace(a_trial("blobs", (9,), 1, 0.1, momentum=0.9, max_epochs=5), **changes)
     fleet = Fleet(blobs(), "cuda", precision=precision)
-    assert type(Crew(fleet, trial, torch.device("cuda"), 2, 2).stack) is kind
+    assert type(StackWorker(fleet, trial, torch.device("cuda"), 2, 2).stack) is kind
     trials = [replace(trial, seed=seed) for seed in range(5)]
     ours = {o.trial: o for o in Fleet(blobs(), "cuda", 2, precision=precision).run(trials)}
     for outcome in Fleet(blobs(), precision="float64").run(trials):

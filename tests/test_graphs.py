@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from pseudograd.fleet import Outcome, Split, Trial
-from pseudograd.fleet.modules import crew, graphs
-from pseudograd.fleet.modules.crew import Crew
+from pseudograd.fleet.modules import graphs, worker
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.graphs import Slot, Uncapturable, capturable_optimizer
 from pseudograd.fleet.modules.loop import NOISE, train
 from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.modules.worker import GraphWorker
 from pseudograd.fleet.ramp import Ramp
 
 CPU = torch.device("cpu")
@@ -82,11 +82,11 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Slot, "_captured", captured)
     monkeypatch.setattr(Slot, "_own_noise", nothing)
     monkeypatch.setattr(Slot, "_read", read)
-    monkeypatch.setattr(Crew, "_draw", _drawn)
+    monkeypatch.setattr(GraphWorker, "_draw", _drawn)
     monkeypatch.setattr(graphs, "capturable_optimizer", optimizer)
 
 
-def _drawn(self: Crew, seed: int) -> list[Tensor]:
+def _drawn(self: GraphWorker, seed: int) -> list[Tensor]:
     fresh = self.training.module(seed)
     return [one.detach() for one in (*fresh.parameters(), *fresh.buffers())]
 
@@ -109,8 +109,8 @@ def trained(
     made: Training, data: Examples, wanted: list[Trial], slots: int
 ) -> dict[Trial, Outcome]:
     recipe = made.recipe("data", data.sha256[:16])
-    crew = Crew(made, data, recipe, CPU, slots, keep_parameters=True)
-    return {one.trial: one for one in crew.through(deque(wanted), lambda: False)}
+    worker = GraphWorker(made, data, recipe, CPU, slots, keep_parameters=True)
+    return {one.trial: one for one in worker.through(deque(wanted), lambda: False)}
 
 
 class Rows(nn.Sequential):
@@ -248,25 +248,25 @@ def test_optimizers_whose_state_cannot_be_reset_are_not_captured(
         capturable_optimizer(made, network(), torch.tensor(0.1))
 
 
-def crew_of(made: Training, data: Examples, slots: int) -> tuple[Crew, list[Trial]]:
-    """Return a crew, and seven trials of two seeds."""
+def worker_of(made: Training, data: Examples, slots: int) -> tuple[GraphWorker, list[Trial]]:
+    """Return a worker, and seven trials of two seeds."""
     recipe = made.recipe("data", data.sha256[:16])
     wanted = [Trial(recipe, 1.0, 0.01 + 0.001 * at, Split(0, 0), seed=at // 4) for at in range(7)]
-    return Crew(made, data, recipe, CPU, slots, keep_parameters=False), wanted
+    return GraphWorker(made, data, recipe, CPU, slots, keep_parameters=False), wanted
 
 
 def test_a_slot_is_made_while_others_train(monkeypatch: pytest.MonkeyPatch) -> None:
     data, made = images(), Training(network, epochs=3, batch_size=32, compile=False)
-    crew, wanted = crew_of(made, data, slots=3)
+    worker, wanted = worker_of(made, data, slots=3)
     steps = []
     allocate = Slot._allocate
 
     def allocated(self: Slot, *arguments: Any) -> None:
-        steps.append([int(slot.counters[0]) for slot in crew.slots])
+        steps.append([int(slot.counters[0]) for slot in worker.slots])
         allocate(self, *arguments)
 
     monkeypatch.setattr(Slot, "_allocate", allocated)
-    assert {one.trial for one in crew.through(deque(wanted), lambda: False)} == {*wanted}
+    assert {one.trial for one in worker.through(deque(wanted), lambda: False)} == {*wanted}
     assert [len(taken) for taken in steps] == [0, 1, 2]
     assert min(steps[1] + steps[2]) > 0
 
@@ -276,22 +276,22 @@ def test_too_little_memory_means_fewer_slots_and_loses_nothing(
     free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, made = images(), Training(network, epochs=2, batch_size=32, compile=False)
-    crew, wanted = crew_of(made, data, slots=4)
+    worker, wanted = worker_of(made, data, slots=4)
     allocate = Slot._allocate
 
     def allocated(self: Slot, *arguments: Any) -> None:
-        if free == 2**34 and len(crew.slots) == 2:
+        if free == 2**34 and len(worker.slots) == 2:
             raise torch.OutOfMemoryError("simulated")
         allocate(self, *arguments)
 
     # Each slot takes a third of the memory.
-    left = lambda _: (free * (3 - len(crew.slots)) // 3, free)  # noqa: E731
+    left = lambda _: (free * (3 - len(worker.slots)) // 3, free)  # noqa: E731
     monkeypatch.setattr(
         torch.cuda, "mem_get_info", left if free == 2**20 else lambda _: (free, free)
     )
     monkeypatch.setattr(Slot, "_allocate", allocated)
-    assert {one.trial for one in crew.through(deque(wanted), lambda: False)} == {*wanted}
-    assert len(crew.slots) == 2
+    assert {one.trial for one in worker.through(deque(wanted), lambda: False)} == {*wanted}
+    assert len(worker.slots) == 2
 
 
 def no_decay_of_biases(kind: Any) -> Callable[..., Any]:
@@ -331,17 +331,17 @@ def test_a_failed_capture_raises_the_error_of_its_step(
     problem: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, data = Training(network, epochs=2, batch_size=32, compile=False), images()
-    crew, wanted = crew_of(made, data, slots=1)
-    list(crew.through(deque(wanted[:1]), lambda: False))
+    worker, wanted = worker_of(made, data, slots=1)
+    list(worker.through(deque(wanted[:1]), lambda: False))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Invalid)
 
     def step() -> None:
         raise problem
 
     with pytest.raises(type(problem), match=str(problem)):
-        CAPTURED(crew.slots[0], step)
+        CAPTURED(worker.slots[0], step)
     with pytest.raises(RuntimeError, match="during capture"):
-        CAPTURED(crew.slots[0], lambda: None)
+        CAPTURED(worker.slots[0], lambda: None)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -350,23 +350,23 @@ def test_a_slot_that_fails_is_told_and_loses_nothing(
     slots_before: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, made = images(), Training(network, epochs=2, batch_size=32, compile=compiled)
-    crew, wanted = crew_of(made, data, slots=4)
+    worker, wanted = worker_of(made, data, slots=4)
     told: list[str] = []
-    crew.tell = told.append
+    worker.tell = told.append
     allocate = Slot._allocate
 
     def allocated(self: Slot, source: Any, cut: Any, compiled: bool) -> None:
-        if len(crew.slots) == slots_before:
+        if len(worker.slots) == slots_before:
             raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")
         allocate(self, source, cut, compiled=False)
 
     monkeypatch.setattr(Slot, "_allocate", allocated)
     if not slots_before:
         with pytest.raises(Uncapturable, match=r"^CUBLAS_STATUS_ALLOC_FAILED$"):
-            list(crew.through(deque(wanted), lambda: False))
+            list(worker.through(deque(wanted), lambda: False))
         assert told == []
         return
-    assert {one.trial for one in crew.through(deque(wanted), lambda: False)} == {*wanted}
+    assert {one.trial for one in worker.through(deque(wanted), lambda: False)} == {*wanted}
     assert told == ["only 1 trial at once: CUBLAS_STATUS_ALLOC_FAILED"]
 
 
@@ -374,15 +374,15 @@ def test_a_network_that_cannot_be_compiled_is_captured_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data, made = images(), Training(network, epochs=2, batch_size=32)
-    crew, wanted = crew_of(made, data, slots=1)
+    worker, wanted = worker_of(made, data, slots=1)
     told: list[str] = []
-    crew.tell = told.append
+    worker.tell = told.append
 
     def failing(_: nn.Module) -> nn.Module:
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(torch, "compile", failing)
-    assert len(list(crew.through(deque(wanted), lambda: False))) == 7
+    assert len(list(worker.through(deque(wanted), lambda: False))) == 7
     assert told == ["the network is not compiled: no compiler"]
 
 
@@ -390,24 +390,24 @@ def test_weights_of_a_seed_are_drawn_once_for_trials_that_follow_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data, made = images(), Training(network, epochs=1, batch_size=32, compile=False)
-    crew, wanted = crew_of(made, data, slots=2)
+    worker, wanted = worker_of(made, data, slots=2)
     seeds = []
 
-    def drawn(self: Crew, seed: int) -> list[Tensor]:
+    def drawn(self: GraphWorker, seed: int) -> list[Tensor]:
         seeds.append(seed)
         return _drawn(self, seed)
 
-    monkeypatch.setattr(Crew, "_draw", drawn)
-    assert len(list(crew.through(deque(wanted), lambda: False))) == 7
+    monkeypatch.setattr(GraphWorker, "_draw", drawn)
+    assert len(list(worker.through(deque(wanted), lambda: False))) == 7
     assert seeds == [0, 1]
 
 
 def test_noise_depends_on_the_seed_of_the_trial() -> None:
     data, made = images(), Training(network, epochs=1, batch_size=32, compile=False)
-    crew, wanted = crew_of(made, data, slots=1)
+    worker, wanted = worker_of(made, data, slots=1)
     for one in (wanted[0], wanted[-1]):
-        list(crew.through(deque([one]), lambda: False))
-        assert crew.slots[0].generator.initial_seed() == one.seed + NOISE
+        list(worker.through(deque([one]), lambda: False))
+        assert worker.slots[0].generator.initial_seed() == one.seed + NOISE
 
 
 def test_several_gpus_share_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,12 +418,12 @@ def test_several_gpus_share_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def on_a_cpu(
         training: Any, examples: Any, recipe: Any, device: Any, slots: int, keep: bool
-    ) -> Crew:
+    ) -> GraphWorker:
         met.wait()  # both GPUs start before either has taken all trials
         used.append(str(device))
-        return Crew(training, examples, recipe, CPU, slots, keep)
+        return GraphWorker(training, examples, recipe, CPU, slots, keep)
 
-    monkeypatch.setattr(crew, "Crew", on_a_cpu)
+    monkeypatch.setattr(worker, "GraphWorker", on_a_cpu)
     fleet = ModuleFleet(made, data, ["cuda:0", "cuda:1"], slots=2, keep_parameters=True)
     found = {one.trial: one for one in fleet.run(wanted)}
     assert sorted(used) == ["cuda:0", "cuda:1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import linecache
 import math
 import os
 import re
@@ -32,7 +33,7 @@ from pseudograd.fleet import Outcome, Split, Trial, randomness
 from pseudograd.fleet.modules import examples as examples_module
 from pseudograd.fleet.modules import fleet as fleet_module
 from pseudograd.fleet.modules import training as training_module
-from pseudograd.fleet.modules.descriptions import describe, describe_network
+from pseudograd.fleet.modules.code import describe, describe_network
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.loop import train
@@ -375,9 +376,9 @@ def test_arrays_that_pytorch_does_not_take_as_they_are() -> None:
     y = np.arange(6) % 2
     fixed = x.copy()
     fixed.setflags(write=False)  # as those of pandas
-    for given in (fixed, x[:, ::-1], x.astype(">f4"), np.flip(x)):
+    for given in (fixed, x.tolist(), x.T.copy().T):
         found = Examples.of((given, y), (given, y))
-        assert found.inputs[0].tolist() == [*given.tolist(), *given.tolist()]
+        assert found.inputs[0].tolist() == [*x.tolist(), *x.tolist()]
 
 
 def test_a_trial_is_short_in_a_message() -> None:
@@ -629,7 +630,7 @@ def test_trials_of_another_training_are_refused() -> None:
     one = trial(training(), data)
     with pytest.raises(ValueError, match=r"their optimizer is 'AdamW.*the fleet's is 'SGD"):
         outcomes(ModuleFleet(training(optimizer=torch.optim.SGD), data), [one])
-    with pytest.raises(ValueError, match="data with a hash that begins with"):
+    with pytest.raises(ValueError, match="with a hash that begins with"):
         outcomes(ModuleFleet(training(), images(250)), [one])
 
 
@@ -951,9 +952,7 @@ class Choice(enum.Enum):
 CHOICE = Choice(int(FACTOR))
 
 class Settings:
-    scale = 0
-
-Settings.scale = FACTOR
+    scale = FACTOR
 
 def scaled(x, by=FACTOR):
     return FACTOR * x
@@ -1030,16 +1029,34 @@ method = instance.__call__
 derived = lambda: Net(2, 2)
 calling = lambda: Helped(2, 2)
 sized = lambda: Sized(2, 2)
+of_a_module = lambda x: x * configuration.scale
+
+def counting():
+    count = 0
+
+    def counted(x):
+        nonlocal count
+        count += 1
+        return x * SCALE
+
+    return counted
+
+counted = counting()
 """
 
 
-def own(factor: float, folder: Path, has_source: bool) -> ModuleType:
-    """`OWN` as a module in a folder, or as code of a session, without a source."""
+def own(factor: float, folder: Path, has_file: bool) -> ModuleType:
+    """`OWN` as a module in a folder, or as the cell of a notebook."""
     code = OWN.replace("FACTOR", f"{factor}").replace("DEVICE", f"'{folder}'")
-    if not has_source:
-        session = ModuleType("__main__")
-        exec(compile(code, "<session>", "exec"), vars(session))
-        return session
+    configuration = ModuleType("configuration")
+    configuration.__dict__.update(scale=factor, device=folder, __file__="configuration.py")
+    if not has_file:
+        lines = code.splitlines(keepends=True)
+        linecache.cache[f"<{folder}>"] = (len(code), None, lines, f"<{folder}>")  # as IPython does
+        notebook = ModuleType("__main__")
+        notebook.__dict__["configuration"] = configuration
+        exec(compile(code, f"<{folder}>", "exec"), vars(notebook))
+        return notebook
     folder.mkdir()
     (folder / "own.py").write_text(code)
     specification = importlib.util.spec_from_file_location("own", folder / "own.py")
@@ -1047,26 +1064,27 @@ def own(factor: float, folder: Path, has_source: bool) -> ModuleType:
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
+    module.__dict__["configuration"] = configuration
     return module
 
 
-@pytest.mark.parametrize("has_source", [True, False], ids=["module", "session"])
+@pytest.mark.parametrize("has_file", [True, False], ids=["module", "notebook"])
 @pytest.mark.parametrize(
     "name",
     [
         *("wrapped", "helper", "tensor", "a_list", "setting", "closure", "default", "instance"),
         *("partly", "method", "derived", "calling", "a_scalar", "a_set", "a_choice", "in_a_dict"),
-        *("in_a_class", "holding", "held", "sized"),
+        *("in_a_class", "holding", "held", "sized", "of_a_module", "counted"),
     ],
 )
 def test_what_own_code_uses_is_part_of_a_recipe(
-    name: str, has_source: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, has_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     described = []
     for at, factor in enumerate((1.0, 1.0, 100.0)):
-        module = own(factor, tmp_path / f"{at}", has_source)
-        if has_source:
-            monkeypatch.setitem(sys.modules, "own", module)
+        module = own(factor, tmp_path / f"{at}", has_file)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(sys.modules, "configuration", module.configuration)
         function = getattr(module, name)
         is_network = name in ("derived", "calling", "held", "sized")
         described.append(describe_network(function) if is_network else describe(function))

@@ -312,7 +312,7 @@ def test_a_run_on_a_cluster_gets_its_runner(
         ("other:net", "cannot be imported (ModuleNotFoundError: No module named 'absent')"),
         ("builtins:dict", "network must return a torch.nn.Module, not {}"),
         ("nets:two", "network has 2 outputs, but"),
-        ("nets:small_images", "network must take a batch of the shape (4, 3, 4), but fails"),
+        ("nets:small_images", "training fails on a batch of shape (4, 3, 4): "),
     ],
 )
 def test_unusable_networks_are_refused(

@@ -14,15 +14,12 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import pseudograd
 from pseudograd.cli import main
@@ -258,17 +255,6 @@ class Unreadable:
         return self.second, 0
 
 
-class Random(Unreadable):
-    """A Dataset that draws random numbers, so that it is read in every epoch."""
-
-    def __init__(self, example: Callable[[], Tensor]) -> None:
-        self.example = example
-
-    def __getitem__(self, at: int) -> tuple[Any, int]:
-        torch.rand(())
-        return self.example(), at % 3
-
-
 class Late(nn.Module):
     """Makes a buffer when it is first called, so that its weights could not be loaded."""
 
@@ -335,75 +321,43 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "probably transposed": (
         {"network": lambda: Wrapped(lambda z: z.unsqueeze(2)), "train": TRAIN},
-        r"network must return logits of the shape \(N, classes\), not \(4, 3, 1\)",
+        r"^network must return logits of shape \(4, classes\) for labels of .*, not \(4, 3, 1\)$",
     ),
     "no tensor": (
         {"network": lambda: Wrapped(lambda z: (z, z))},
-        "network must return a tensor of logits, not of the type tuple$",
-    ),
-    "an object with logits": (
-        {"network": lambda: Wrapped(lambda z: SimpleNamespace(logits=z))},
-        "^network must .*, not of the type SimpleNamespace: wrap it in a module that returns its",
-    ),
-    "a dict with logits": (
-        {"network": lambda: Wrapped(lambda z: {"logits": z})},
-        "^network must .*, not of the type dict: wrap it in a module that returns its logits$",
+        r"^network must return logits of shape \(4, classes\) for labels of shape .4,., not tuple$",
     ),
     "wrong inputs": (
         {"network": lambda: nn.Linear(5, 3)},
-        r"network must take a batch of the shape \(4, 6\), but fails \(mat1 and mat2",
+        r"^training fails on a batch of shape \(4, 6\): RuntimeError: mat1 and mat2 shapes cannot",
     ),
     "one row for all": (
         {"network": lambda: Wrapped(lambda z: z.mean(0, keepdim=True))},
-        "^network must return logits for each example, but returns 1 row for a batch of 4",
-    ),
-    "one row for all, one by one": (
-        {"network": lambda: Wrapped(lambda z: z.mean(0, keepdim=True)), "batch_size": 1},
-        "^network must return logits for each example, but returns 1 row for a batch of 4",
+        r"^network must return logits of shape \(4, classes\) .* not \(1, 3\)$",
     ),
     "a single example at the end of the test set": (
         {"network": lambda: Wrapped(Tensor.squeeze), "test": (X[-46:], Y[-46:])},
-        r"^network must return logits of the shape \(1, 3\) for a batch of one .* not \(3,\)",
+        r"^network must return logits of shape \(1, classes\) for labels of .*, not \(3,\)$",
     ),
     "a buffer made late": (
         {"network": Late},
-        "^network must create all .* before forward, but forward changes center$",
+        "^network must keep what it learns in its state_dict, .* create them in __init__$",
     ),
     "a buffer that is not saved": (
         {"network": lambda: Learning(buffer=True)},
-        "^network must keep what it learns in its state_dict, .* persistent buffers$",
+        "^network must keep what it learns in its state_dict, .* create them in __init__$",
     ),
     "an attribute that is not saved": (
         {"network": lambda: Learning(buffer=False)},
-        "^network must keep what it learns in its state_dict, .* persistent buffers$",
+        "^network must keep what it learns in its state_dict, .* create them in __init__$",
     ),
     "noise by NumPy": (
         {"network": lambda: Wrapped(lambda z: z * np.random.rand())},  # noqa: NPY002
-        "^network must draw random numbers with PyTorch, not with NumPy or Python's random",
-    ),
-    "no gradient": (
-        {"network": lambda: Wrapped(Tensor.detach)},
-        r"^network must return logits with a gradient: leave out detach\(\)",
-    ),
-    "no way back": (
-        {"network": lambda: Wrapped(OneWay.apply)},
-        r"^network fails in the backward pass \(no way back\)$",
+        "^network and augment must draw random numbers with PyTorch, not with NumPy or Python's",
     ),
     "NaN logits": (
         {"network": lambda: Wrapped(lambda z: z * math.nan)},
         "^network must return finite logits, but returns NaN or infinity before training",
-    ),
-    "infinite logits": (
-        {"network": lambda: Wrapped(lambda z: z / 0)},
-        "^network must return finite logits, but returns NaN or infinity before training",
-    ),
-    "single examples": (
-        {"network": lambda: nn.Sequential(nn.BatchNorm1d(6), network()), "batch_size": 1},
-        r"^network must take a batch of the shape \(1, 6\), .* needs a batch_size of 2 or more$",
-    ),
-    "a failing network": (
-        {"network": lambda: 1 / 0},
-        r"^network must be .*, but fails when it is called \(ZeroDivisionError: division by",
     ),
     "same object": ({"network": lambda: SHARED}, "must return a new module at every call"),
     "a module": (
@@ -414,7 +368,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"network": lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1), Noisy())},
         "network must return the same weights for the same PyTorch seed",
     ),
-    "no parameters": ({"network": nn.Identity}, "network must have parameters to train"),
     "not a module": ({"network": lambda: 3}, "network must return a torch.nn.Module, not 3"),
     "labels below 0": (
         {"train": (TRAIN[0], TRAIN[1] - 1)},
@@ -431,38 +384,30 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "NaN": ({"train": NAN}, "train must have finite inputs, but example 5 has NaN or infinity"),
     "unequal shapes": (
         {"train": UNEQUAL},
-        r"train must have examples of one shape, but example 1 has \(5,\) and example 0 has \(6,\)",
+        r"train must have examples of one shape and type, but example 1 has \(5,\) float32 and",
     ),
     "another test shape": (
         {"test": (TEST[0][:, :5], TEST[1])},
-        r"test must have inputs of the same shape as train, \(6,\), not \(5,\)",
+        r"test must have .* the same shapes and types as train, \(6,\) float32, not \(5,\)",
     ),
     "bytes and fractions": (
         {"train": ((TRAIN[0] * 9).byte(), TRAIN[1])},
-        "^test must have inputs of the same type as train, uint8, not float32$",
-    ),
-    "a Dataset of bytes": (
-        {"test": Random(lambda: torch.zeros(6, dtype=torch.uint8))},
-        "^test must have inputs of the same type as train, float32, not uint8$",
-    ),
-    "some bytes": (
-        {"train": Unreadable(torch.zeros(6, dtype=torch.uint8))},
-        "train must have examples of one type, but example 1 has uint8 and example 0 has float32",
+        r"^test must have .* same shapes and types as train, \(6,\) uint8, not \(6,\) float32$",
     ),
     "nothing to test on": ({"test": (TEST[0][:0], TEST[1][:0])}, "test must have examples"),
     "no data": ({"train": 7}, "train must be a pair .inputs, labels. or a map-style Dataset"),
     "no pairs": (
         {"train": [1, 2, 3]},
-        r"train must have examples \(x, y\), but example 0 is a int",
+        r"train must have examples \(x, y\), but example 0 cannot be read \(TypeError: ",
     ),
-    "LBFGS": ({"optimizer": torch.optim.LBFGS}, r"optimizer\.step\(\) must work without arguments"),
+    "LBFGS": ({"optimizer": torch.optim.LBFGS}, r"^training fails .*: LBFGS.step\(\) missing"),
     "one rate for all": (
         {"optimizer": lambda parameters, lr: torch.optim.SGD(parameters, lr=0.1)},
-        "^optimizer must use the learning rate it is given, but that of <lambda> does not depend",
+        "^optimizer must use the learning rate it is given, but its rate does not depend on lr",
     ),
     "unknown setting": (
         {"wait_decay": 1},
-        "optimizer must accept the network's parameters and the keyword arguments .*wait_decay",
+        r"^training fails on .*: TypeError: .*unexpected keyword argument 'wait_decay'",
     ),
     "capturable": (
         {"capturable": True},
@@ -510,22 +455,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "validation": ({"validation": 1.5}, "validation must be a fraction between 0 and 1"),
     "epochs": ({"epochs": -1}, "epochs must be a whole number above 0"),
     "no epochs": ({"epochs": 0}, "epochs must be a whole number above 0"),
-    "augment": ({"augment": lambda x: x[:1]}, "augment must return as many inputs"),
-    "failing augment": (
-        {"augment": lambda x: x.flip(3)},
-        "augment must be a function of a batch of inputs, but fails",
+    "augment": (
+        {"augment": lambda x: x[:1]},
+        r"^network must return logits of shape \(4, classes\) .* not \(1, 3\)$",
     ),
     "augment by NumPy": (
         {"augment": lambda x: x * np.random.rand()},  # noqa: NPY002
-        "augment must draw random numbers with PyTorch, not with NumPy or Python's random",
-    ),
-    "augment by Python's random": (
-        {"augment": lambda x: x * random.random()},
-        "augment must draw random numbers with PyTorch, not with NumPy or Python's random",
+        "^network and augment must draw random numbers with PyTorch, not with NumPy or Python's",
     ),
     "unequal labels": (
         {"train": [(torch.zeros(6), label) for label in ([0], [1, 2], [0])]},
-        r"train must have labels of one shape, but example 1 has \(2,\) and example 0 has \(1,\)",
+        r"train must have .* example 1 has \(6,\) float32 with labels \(2,\) and .* labels \(1,\)",
     ),
     "one k": ({"k": 1}, r"k must be several values, such as \[1\], not 1"),
     "one rate": ({"learning_rates": 0.1}, "learning_rates must be several values"),
@@ -559,82 +499,32 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"train": (TRAIN[0], torch.full_like(TRAIN[1], 2))},
         "^train must have labels of two or more classes, but all are 2$",
     ),
-    "lists of numbers": (
-        {"train": (TRAIN[0].tolist(), TRAIN[1].tolist())},
-        "^train inputs must be tensors or arrays, not lists of numbers: use torch.tensor$",
-    ),
-    "a Dataset of lists": (
-        {"train": Unreadable([0.5] * 6)},
-        "^train inputs must be tensors or arrays, not lists of numbers: use torch.tensor$",
-    ),
-    "sparse inputs": (
-        {"train": (TRAIN[0].to_sparse(), TRAIN[1])},
-        r"^train inputs must be dense tensors, not sparse: use to_dense\(\)$",
-    ),
-    "bytes for an embedding": (
-        {
-            "network": tokens,
-            "train": (TOKENS.byte(), Y[:180]),
-            "test": (TOKENS[:60].byte(), Y[180:]),
-        },
-        r"^network must take a batch .*; bytes \(uint8\) are scaled .* other numbers to int64$",
-    ),
     "fails in evaluation": (
         {"network": lambda: Evaluated(fails=True)},
-        r"network fails in evaluation mode \(not today\)",
+        r"^evaluation fails on a batch of shape \(4, 6\): RuntimeError: not today$",
     ),
     "other shape in evaluation": (
         {"network": lambda: Evaluated(fails=False)},
-        "network must return logits of the same shape in evaluation mode",
+        r"^network must return logits of shape \(4, classes\) for labels of .*, not \(4,\)$",
     ),
     "one-hot labels": (
         {
             "train": (TRAIN[0], nn.functional.one_hot(TRAIN[1])),
             "test": (TEST[0], nn.functional.one_hot(TEST[1])),
         },
-        r"labels must be class indices of the shape \(N\), .*: use labels.argmax\(1\)",
-    ),
-    "a column of labels": (
-        {"train": (TRAIN[0], TRAIN[1][:, None]), "test": (TEST[0], TEST[1][:, None])},
-        r"use labels.squeeze\(1\)",
-    ),
-    "a channel of labels": (
-        {
-            "network": lambda: nn.Conv2d(1, 2, 1),
-            "train": (torch.rand(180, 1, 2, 3), torch.arange(1080).reshape(180, 1, 2, 3) % 2),
-            "test": (torch.rand(60, 1, 2, 3), torch.zeros(60, 1, 2, 3)),
-        },
-        r"^labels must be class indices of the shape \(N, 2, 3\), .*: use labels.squeeze\(1\)$",
+        r"^network must return logits of shape \(4, classes, 3\) for labels of shape \(4, 3\), not",
     ),
     "an input out of range": (
         {"network": tokens, "train": (TOKENS, Y[:180]), "test": (TOKENS[:60] % 9, Y[180:])},
-        r"^network fails for an input of train that has the value 10 \(index out of range",
-    ),
-    "no clipping": (
-        {
-            "network": lambda: tokens(11, sparse=True),
-            "train": (TOKENS, Y[:180]),
-            "test": (TOKENS[:60], Y[180:]),
-            "optimizer": torch.optim.SGD,
-            "clip": 1.0,
-        },
-        r"^clip fails for this network's gradients \(Could not run 'aten::linalg_vector_norm'",
+        r"^the input value 10 fails on a batch of shape \(2, 4\): IndexError: index out of range",
     ),
     "extra state": (
         {"network": Counting},
         r"^network must keep its state in parameters and buffers, not in get_extra_state\(\)$",
     ),
-    "a DataLoader": (
-        {"train": DataLoader(TensorDataset(*TRAIN))},
-        "^train must be a pair .* not DataLoader: pass its dataset$",
-    ),
-    "an array of texts": (
-        {"train": (TRAIN[0], np.array(["cat", "dog", "cow"])[TRAIN[1]])},
-        "^train labels must be numbers in tensors or arrays, not ndarray of texts: convert them",
-    ),
     "texts": (
         {"train": [(torch.zeros(6), name) for name in ("cat", "dog", "cow")]},
-        "train labels must be numbers in tensors or arrays, not 'cat'",
+        "train labels must be numbers in tensors or arrays .can't convert np.ndarray of type",
     ),
     "nothing counts": (
         {"test": (TEST[0], torch.full_like(TEST[1], -100))},
@@ -644,21 +534,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizer": torch.optim.SGD(network().parameters())},
         r"optimizer must be a class such as torch.optim.AdamW, not SGD \( Parameter Group 0",
     ),
-    "a network elsewhere": (
-        {"network": lambda: network().to("meta")},
-        "network must return a module on the CPU",
-    ),
     "sets to validate on": ({"validation": TEST}, r"validation must be a fraction .* not \(tensor"),
     "no number to ignore": ({"ignore_index": "pad"}, "ignore_index must be a whole number"),
-    "a mapping": ({"train": {"x": X, "y": Y}}, "train must be a pair .* not dict"),
-    "unreadable": ({"train": Unreadable()}, r"train: example 1 cannot be read \(torn file\)"),
+    "unreadable": (
+        {"train": Unreadable()},
+        r"train must have .*, but example 1 cannot be read \(OSError: torn file\)",
+    ),
     "NaN that is read each time": (
         {"train": Unreadable(torch.full((6,), math.nan))},
         "train must have finite inputs, but example 1 has NaN",
-    ),
-    "Pillow images": (
-        {"train": Unreadable(Image.new("RGB", (2, 2)))},
-        r"train inputs must be tensors or arrays, not Pillow images: .*PILToTensor\(\)",
     ),
 }
 
@@ -687,18 +571,6 @@ class Evaluated(nn.Module):
         if self.fails:
             raise RuntimeError("not today")
         return self.inner(x).argmax(1)
-
-
-class OneWay(torch.autograd.Function):
-    """Has no backward pass."""
-
-    @staticmethod
-    def forward(_: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_: Any, *gradients: Any) -> Any:
-        raise RuntimeError("no way back")
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -851,7 +851,7 @@ def test_out_of_memory_is_reported(
     def full(*_: object, **__: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
 
-    monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", full)
+    monkeypatch.setattr("pseudograd.fleet.mlp.worker._stack", full)
     assert refusal(capsys, "tune", "digits", *SMALL, "--out", "run", seen=True) == (
         "pseudograd: not enough memory for these networks: lower --hidden (now 6) or "
         "--batch-size (now 128)"

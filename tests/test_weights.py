@@ -15,7 +15,7 @@ from torch import Tensor
 import plain_loop
 from pseudograd.data import Dataset, open_data
 from pseudograd.fleet import Fleet, Outcome, Split, Trial
-from pseudograd.fleet.mlp import crew as fleet_module
+from pseudograd.fleet.mlp import worker as fleet_module
 from pseudograd.fleet.mlp.stack import Examples, Settings, Stack
 from pseudograd.search import Bagging, table_recipe, tuning
 from trials import a_trial, recipe_of, replace
@@ -141,8 +141,8 @@ def test_chance_is_weighted() -> None:
     weights = torch.where(labels == 1, 9.0, 1.0)
     data = Dataset("one", torch.zeros(20, 1), labels, 20, weights=weights)
     trial = a_trial("one", (), k=1, learning_rate=0.1)
-    crew = fleet_module.Crew(Fleet(data), trial, torch.device("cpu"), slots=1, most=1)
-    assert crew.majority == pytest.approx(45 / 60)
+    worker = fleet_module.StackWorker(Fleet(data), trial, torch.device("cpu"), slots=1, most=1)
+    assert worker.majority == pytest.approx(45 / 60)
 
 
 class OnGPU:

@@ -243,7 +243,7 @@ def _folder_name(
     settings: dict[str, Any],
 ) -> str:
     """Return the run's folder name, with a hash of the data and all settings but k and rates."""
-    from pseudograd.fleet.modules.descriptions import describe, describe_network
+    from pseudograd.fleet.modules.code import describe, describe_network
 
     plain = {
         key: describe(value) if callable(value) else str(value)

@@ -7,10 +7,15 @@ so CPUs and GPUs agree bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+
 import torch
 from torch import Tensor
 
 _INITIAL_WEIGHTS, _ORDER, _FOLDS = 1, 2, 3
+_lock = RLock()  # PyTorch's default CPU generator is global
 _INDEX_BITS = 26  # low bits of a sort key that hold the position: up to 67 million examples
 
 
@@ -100,3 +105,15 @@ def _shuffled(hashes: Tensor) -> Tensor:
     # The position in the low bits makes every key unique, so every sort gives the same order.
     key = (hashes << _INDEX_BITS) | position
     return key.sort(-1).values & ((1 << _INDEX_BITS) - 1)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed PyTorch's default CPU generator inside the block, and restore its state afterwards."""
+    with _lock:
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)

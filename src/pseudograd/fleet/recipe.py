@@ -268,6 +268,8 @@ class ModuleRecipe(Recipe):
     """
 
     kind: ClassVar[str] = "module"
+    stop_by: ClassVar[str] = "error"
+    ties: ClassVar[str] = "first"
     network: str
     data: str
     epochs: int
@@ -319,6 +321,11 @@ class ModuleRecipe(Recipe):
             "finite numbers of at least 0",
         )
 
+    @property
+    def max_epochs(self) -> int:
+        """The number of epochs, by its name in an `MLPRecipe`."""
+        return self.epochs
+
     def shortened(self, epochs: int) -> Self:
         """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
         return dataclasses.replace(self, epochs=min(epochs, self.epochs), patience=None)
@@ -327,6 +334,17 @@ class ModuleRecipe(Recipe):
     def architecture(self) -> tuple[object, ...]:
         """The settings that trials must share to be trained side by side."""
         return (self.kind, self.fingerprint)
+
+
+def check_data(recipe: MLPRecipe | ModuleRecipe, data: Any) -> None:
+    """Raise ValueError unless the recipe has the name and the hash of the data."""
+    if recipe.data != data.name:
+        raise ValueError(f"trials need the data {recipe.data!r}, but the fleet has {data.name!r}")
+    if recipe.data_hash and not data.sha256.startswith(recipe.data_hash):
+        raise ValueError(
+            f"trials need the data {recipe.data!r} with a hash that begins with "
+            f"{recipe.data_hash}, but the fleet's begins with {data.sha256[:16]}: use the same data"
+        )
 
 
 _KINDS: dict[str, type[MLPRecipe] | type[ModuleRecipe] | type[OwnRecipe]] = {

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pseudograd.fleet.ramp import Ramp
 from pseudograd.fleet.recipe import Recipe, are_numbers, check_setting, is_whole, make_plain
@@ -186,6 +186,16 @@ class Trial:
             f"{name}={value}" for name, value in vars(self).items() if name != "recipe"
         )
         return f"Trial({self.recipe.fingerprint}, {varied})"
+
+
+_Recipe = TypeVar("_Recipe", bound=Recipe)
+
+
+def recipe_of(trial: Trial, kind: type[_Recipe]) -> _Recipe:
+    """Return the trial's recipe, which must be of this kind."""
+    if not isinstance(trial.recipe, kind):
+        raise TypeError(f"trials must have a recipe of {kind.__name__}, not {trial.recipe!r}")
+    return trial.recipe
 
 
 @dataclass(frozen=True)

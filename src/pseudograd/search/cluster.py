@@ -19,10 +19,8 @@ from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, Outcome, Stop, Trial, never
 from pseudograd.fleet.modules.examples import Examples, read_only
 from pseudograd.fleet.modules.fleet import ModuleFleet
-from pseudograd.fleet.modules.loop import module_recipe
 from pseudograd.fleet.modules.processes import pickled
 from pseudograd.fleet.modules.training import Training
-from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.search.connection import connection
 from pseudograd.words import last_line
 
@@ -262,21 +260,13 @@ class ModuleRunner(_Tasks):
 
     def _packed(self) -> dict[str, Any]:
         examples = self.examples
+        self.training.recipe(examples.name)  # workers cannot read the code that it describes
         functions = _pickled(self.ray.cloudpickle, self.training, examples.source)
         return {
             "arrays": examples.arrays,
             "functions": functions,
-            "name": examples.name,
-            "train_size": examples.train_size,
+            "known": (examples.name, examples.train_size, examples.sha256),
         }
-
-    def __call__(self, trials: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
-        """Train the trials, all of one recipe; see `RayRunner`."""
-        if not isinstance(trials, deque):
-            trials = deque(trials)
-        if trials:  # checked here: a worker cannot read the source code of pickled functions
-            ModuleFleet(self.training, self.examples)._recipe(trials)
-        return super().__call__(trials, stop)
 
 
 class _Lost(Exception):
@@ -338,13 +328,6 @@ def _train(
         yield outcome
 
 
-class _SentFleet(ModuleFleet):
-    """A fleet whose trials were checked before they were sent."""
-
-    def _recipe(self, pending: deque[Trial]) -> ModuleRecipe:
-        return module_recipe(pending[0])
-
-
 def _train_modules(trials: list[Trial], data: dict[str, Any], device: str) -> Iterator[Outcome]:
     """Run a fleet of any network in a worker."""
     try:
@@ -354,9 +337,9 @@ def _train_modules(trials: list[Trial], data: dict[str, Any], device: str) -> It
             f"a machine of the Ray cluster cannot import the network ({problem}): install the "
             "packages it needs on all machines of the cluster"
         ) from problem
-    examples = Examples.shared(data["name"], data["arrays"], data["train_size"], source)
+    examples = Examples.shared(source, data["arrays"], *data["known"])
     slots = 1 if device == "cpu" else None
-    fleet = _SentFleet(training, examples, device, slots, keep_parameters=True)
+    fleet = ModuleFleet(training, examples, device, slots, keep_parameters=True)
     for outcome in fleet.run(trials):  # noqa: UP028, Ray sends values, which a fleet does not take
         yield outcome
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pseudograd.fleet import Trial
-from pseudograd.fleet.modules.descriptions import describe_network
+from pseudograd.fleet.modules.code import describe_network
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.loop import predict
 from pseudograd.fleet.modules.training import Training

@@ -14,10 +14,10 @@ import torch
 from pseudograd.data import Dataset
 from pseudograd.fleet.devices import checked_places
 from pseudograd.fleet.mlp.bins import Bins
-from pseudograd.fleet.mlp.crew import Crew, check_alike, mlp_recipe
 from pseudograd.fleet.mlp.stack import Examples, launching
-from pseudograd.fleet.recipe import MLPRecipe
-from pseudograd.fleet.trial import Outcome, Stop, Trial, never
+from pseudograd.fleet.mlp.worker import StackWorker, check_alike
+from pseudograd.fleet.recipe import MLPRecipe, check_data
+from pseudograd.fleet.trial import Outcome, Stop, Trial, never, recipe_of
 
 _SLOTS_ON_CPU = 8  # per worker: more are no faster, and outgrow the cache
 _LONG = 4e10  # parameters × examples of an epoch of all slots of a CPU worker, at most
@@ -94,8 +94,8 @@ class Fleet:
         first = pending[0]
         for trial in pending:
             check_alike(first, trial)
-        recipe = mlp_recipe(first)
-        self._check_data(recipe)
+        recipe = recipe_of(first, MLPRecipe)
+        check_data(recipe, self.data)
         workers = self._workers()[: len(pending)]
         share = -(-len(pending) // len(workers))
         works = []
@@ -106,18 +106,6 @@ class Fleet:
             yield from works[0](stop)
         else:  # even a single CPU worker: rounding of products depends on the number of threads
             yield from side_by_side(works, stop)
-
-    def _check_data(self, recipe: MLPRecipe) -> None:
-        if recipe.data != self.data.name:
-            raise ValueError(
-                f"trials need the data {recipe.data!r}, but the fleet has {self.data.name!r}"
-            )
-        if recipe.data_hash and not self.data.sha256.startswith(recipe.data_hash):
-            raise ValueError(
-                f"trials need the data {recipe.data!r} with a hash that begins with "
-                f"{recipe.data_hash}, but the fleet's begins with {self.data.sha256[:16]}: use the "
-                "same data"
-            )
 
     def _workers(self) -> list[torch.device]:
         """Return the device of each worker: one worker per GPU, one per PyTorch thread on a CPU.
@@ -140,20 +128,20 @@ class Fleet:
     ) -> Iterator[Outcome]:
         """Train pending trials until none is left or ``stop`` returns True."""
         while pending and not stop():
-            crew = None
+            worker = None
             slots = min(most, share)
             try:
-                crew = Crew(self, first, device, slots, most)
-                yield from crew.through(pending, stop)
+                worker = StackWorker(self, first, device, slots, most)
+                yield from worker.through(pending, stop)
             except torch.OutOfMemoryError:
                 if most == 1:
                     raise
                 # Finished outcomes have been yielded; restart the rest in half the slots.
-                runs = crew.runs if crew else [None] * slots
+                runs = worker.runs if worker else [None] * slots
                 pending.extendleft(run.trial for run in reversed(runs) if run)
                 most = max(1, len(runs) // 2)
             with launching:
-                del crew  # frees its CUDA graph and memory; no traceback refers to it any more
+                del worker  # frees its CUDA graph and memory; no traceback refers to it any more
                 if pending:
                     torch.cuda.empty_cache()
 

@@ -14,9 +14,9 @@ from pseudograd.data import Dataset
 from pseudograd.extras import needed_for
 from pseudograd.files import write_whole
 from pseudograd.fleet.mlp.bins import Bins
-from pseudograd.fleet.mlp.crew import mlp_recipe
 from pseudograd.fleet.mlp.stack import ACTIVATE
-from pseudograd.fleet.trial import Outcome, Trial
+from pseudograd.fleet.recipe import MLPRecipe
+from pseudograd.fleet.trial import Outcome, Trial, recipe_of
 
 _AT_ONCE = 1 << 14  # examples per matrix product, to bound memory
 
@@ -63,7 +63,7 @@ class Network:
     @classmethod
     def of_tensors(cls, trial: Trial, tensors: Mapping[str, Tensor], data: Dataset) -> Network:
         """Return the network of a trial from its parameters `by_name`."""
-        recipe = mlp_recipe(trial)
+        recipe = recipe_of(trial, MLPRecipe)
         bins = Bins.fit(data, recipe.bins) if recipe.bins else None
         scaling = data.scaling(recipe.feature_range)
         return cls(_layers(tensors), recipe.activation, *scaling, bins or None)

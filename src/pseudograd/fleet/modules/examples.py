@@ -8,23 +8,22 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from pseudograd.data.parts import copies_in_words, count_copies
-from pseudograd.fleet.modules.seeds import seeded
-from pseudograd.fleet.modules.sources import is_own, used
-from pseudograd.fleet.modules.sources import source as code_of
+from pseudograd.fleet.modules.code import describe
+from pseudograd.fleet.randomness import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
-from pseudograd.words import duration, first_line, listed
+from pseudograd.words import duration, first_line, listed, raised
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +46,7 @@ class Examples:
     inputs: tuple[Tensor, ...]
     labels: Tensor
     train_size: int
-    source: Sequence[tuple[Tensor, ...]] | None = None
+    source: Dataset[tuple[Tensor, ...]] | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -69,25 +68,15 @@ class Examples:
             (8, 2, ((3, 8, 8),))
 
         """
-        both = [_Part.of(part, which) for part, which in ((train, "train"), (test, "test"))]
-        first, second = both
-        if first.shapes != second.shapes:
+        first, labels, note = _read(train, "train")
+        second, tested, other_note = _read(test, "test")
+        if (wanted := _form(first[0], labels[0])) != (found := _form(second[0], tested[0])):
             raise ValueError(
-                f"test must have inputs of the same shape as train, {_shown(first.shapes)}, not "
-                f"{_shown(second.shapes)}"
+                f"test must have examples of the same shapes and types as train, {wanted}, not "
+                f"{found}"
             )
-        if first.types != second.types:
-            raise ValueError(
-                "test must have inputs of the same type as train, "
-                f"{' and '.join(first.types)}, not {' and '.join(second.types)}"
-            )
-        if first.labels.shape[1:] != second.labels.shape[1:]:
-            raise ValueError(
-                "test must have labels of the same shape per example as train, "
-                f"{tuple(first.labels.shape[1:])}, not {tuple(second.labels.shape[1:])}"
-            )
-        known, tested = (part.classes - {ignore_index} for part in both)
-        for classes, which in ((known, "train"), (tested, "test")):
+        known, there = ({*one.unique().tolist()} - {ignore_index} for one in (labels, tested))
+        for classes, which in ((known, "train"), (there, "test")):
             if not classes:
                 raise ValueError(f"{which} must have labels other than ignore_index")
             if (lowest := min(classes)) < 0:
@@ -99,14 +88,24 @@ class Examples:
             raise ValueError(
                 f"train must have labels of two or more classes, but all are {min(known)}"
             )
-        labels = torch.cat([part.labels for part in both])
-        said = (*first.notes, *second.notes, *_compared(first, second, tested - known))
-        notes = tuple(dict.fromkeys(said))
-        if all(part.inputs for part in both):
-            columns = zip(first.inputs, second.inputs, strict=True)
-            inputs = tuple(torch.cat([one, other]) for one, other in columns)
-            return cls(name, inputs, labels, len(first), None, notes)
-        return cls(name, (), labels, len(first), _Joined(first, second), notes)
+        notes = [note, other_note]
+        if any(one.dtype == torch.uint8 for one in first[0]):
+            notes.append("bytes are divided by 255, as ToTensor does")
+        if unknown := there - known:
+            notes.append(
+                f"test has labels that train has not, {listed(sorted(unknown))}: no network can "
+                "learn to predict them"
+            )
+        inputs: tuple[Tensor, ...] = ()
+        source: Dataset[tuple[Tensor, ...]] | None = ConcatDataset([first, second])
+        if isinstance(first, TensorDataset) and isinstance(second, TensorDataset):
+            both = [*zip(first.tensors, second.tensors, strict=True), (labels, tested)]
+            others, rows = ([one.numpy() for one in part] for part in zip(*both, strict=True))
+            if copies := count_copies(rows, others):
+                notes.append(copies_in_words(copies, len(tested), "example"))
+            inputs, source = tuple(map(torch.cat, both[:-1])), None
+        told = tuple(filter(None, notes))
+        return cls(name, inputs, torch.cat([labels, tested]), len(labels), source, told)
 
     @property
     def arrays(self) -> list[np.ndarray[Any, Any]]:
@@ -116,14 +115,17 @@ class Examples:
     @classmethod
     def shared(
         cls,
-        name: str,
+        source: Dataset[tuple[Tensor, ...]] | None,
         arrays: Iterable[np.ndarray[Any, Any]],
+        name: str,
         train_size: int,
-        source: Sequence[tuple[Tensor, ...]] | None,
+        sha256: str,
     ) -> Examples:
         """Return examples that use the `arrays` of another process without copying them."""
         *inputs, labels = read_only(arrays)
-        return cls(name, tuple(inputs), labels, train_size, source)
+        found = cls(name, tuple(inputs), labels, train_size, source)
+        vars(found)["sha256"] = sha256  # not computed again
+        return found
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -150,7 +152,7 @@ class Examples:
         """The SHA-256 of inputs and labels; a source is sampled."""
         digest = hashlib.sha256()
         if self.source is not None:
-            digest.update(f"{self.source!r}".encode() + _sampled(self.source))
+            digest.update(_sampled(self.source))
         for tensor in (*self.inputs, self.labels):
             digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()
@@ -175,152 +177,102 @@ class Examples:
 
 _READ_AGAIN = 256  # examples read twice, to see whether a Dataset changes between reads
 _FIRST_LINE, _NEXT_LINE = 2.0, 10.0  # seconds until reading reports its progress
-_MOST_CLASSES = 1 << 20  # to count at once
 _HASHED = 16  # examples of a source that go into its hash
 
 
-class _Part:
-    """A training or test set: labels in memory, and inputs too if they fit."""
+class _Inputs(Dataset[tuple[Tensor, ...]]):
+    """The inputs of the examples of a Dataset, as the network gets them."""
 
-    def __init__(
-        self,
-        inputs: tuple[Tensor, ...],
-        labels: Tensor,
-        source: Dataset[Any] | None = None,
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.inputs, self.labels, self.source, self.notes = inputs, labels, source, notes
-
-    @classmethod
-    def of(cls, given: Any, which: str) -> _Part:
-        if isinstance(given, TensorDataset):
-            *inputs, labels = given.tensors
-            given = (tuple(inputs), labels)
-        if isinstance(given, tuple | list) and len(given) == 2:
-            made = cls(_inputs(given[0], which), _labels(given[1], which))
-        elif (
-            hasattr(given, "__getitem__")
-            and hasattr(given, "__len__")
-            and not isinstance(given, Mapping | str)
-        ):
-            made = cls._read(given, which)
-        else:
-            raise ValueError(
-                f"{which} must be a pair (inputs, labels) or a map-style Dataset of such pairs, "
-                f"not {type(given).__name__}" + ": pass its dataset" * isinstance(given, DataLoader)
-            )
-        made._check(which)
-        return made
-
-    @classmethod
-    def _read(cls, given: Any, which: str) -> _Part:
-        """Read a Dataset into memory, unless it is too large or changes between reads."""
-        from pseudograd.data.dataset import memory
-
-        if not len(given):
-            raise ValueError(f"{which} must have examples, but has none")
-        first = _example(given, 0, which)
-        size = len(given) * sum(one.nbytes for one in first[0])
-        before = random_states()
-        keep = size < memory() / 3
-        columns: list[list[Tensor]] = [[] for _ in first[0]]
-        labels = []
-        shapes, types = [one.shape for one in first[0]], _types(first[0])
-        for at in _told(which, len(given)):
-            inputs, label = _example(given, at, which)
-            if not all(bool(one.isfinite().all()) for one in inputs):
-                raise _not_finite(which, at)
-            if [one.shape for one in inputs] != shapes or label.shape != first[1].shape:
-                found, wanted, what = [one.shape for one in inputs], shapes, "examples"
-                if found == shapes:
-                    found, wanted, what = [label.shape], [first[1].shape], "labels"
-                raise ValueError(
-                    f"{which} must have {what} of one shape, but example {at} has "
-                    f"{_shown(found)} and example 0 has {_shown(wanted)}: pad or crop them"
-                )
-            if _types(inputs) != types:
-                raise ValueError(
-                    f"{which} must have examples of one type, but example {at} has "
-                    f"{' and '.join(_types(inputs))} and example 0 has {' and '.join(types)}: "
-                    "convert them"
-                )
-            labels.append(label)
-            if keep:
-                for column, one in zip(columns, inputs, strict=True):
-                    column.append(one)
-        targets = _labels(torch.stack(labels), which)
-        # A Dataset with random transforms must be read again in every epoch.
-        same = random_states() == before and all(
-            torch.equal(old[at], new)
-            for at in range(0, len(given), -(-len(given) // _READ_AGAIN))
-            for old, new in zip(columns, _example(given, at, which)[0], strict=keep)
-        )
-        if keep and same:
-            return cls(tuple(torch.stack(column) for column in columns), targets)
-        why = (
-            "is larger than a third of the free memory" if same else "changes each time it is read"
-        )
-        note = f"{which} {why}, so its examples are read again in every epoch"
-        return cls((), targets, given, (note,))
+    def __init__(self, dataset: Any, which: str) -> None:
+        self.dataset, self.which = dataset, which
 
     def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def arrays(self) -> list[np.ndarray[Any, Any]]:
-        return [tensor.numpy() for tensor in (*self.inputs, self.labels)]
-
-    @property
-    def classes(self) -> set[int]:
-        """All values of the labels."""
-        if not self.labels.numel():
-            return set()
-        low, high = (int(one) for one in self.labels.aminmax())
-        if high - low > _MOST_CLASSES:
-            return {*self.labels.unique().tolist()}
-        counts = (self.labels.flatten() - low).bincount()  # faster than `unique`
-        return {at + low for at in counts.nonzero().flatten().tolist()}
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        return [tuple(one.shape) for one in self[0]]
-
-    @property
-    def types(self) -> list[str]:
-        return _types(self[0])
+        return len(self.dataset)
 
     def __getitem__(self, at: int) -> tuple[Tensor, ...]:
-        if self.source is None:
-            return tuple(one[at] for one in self.inputs)
-        return _example(self.source, at, "data")[0]
-
-    def _check(self, which: str) -> None:
-        if not len(self.labels):
-            raise ValueError(f"{which} must have examples, but has none")
-        for one in self.inputs:
-            if len(one) != len(self.labels):
-                raise ValueError(
-                    f"{which} must have one label for each example, but has {len(one)} examples "
-                    f"and {len(self.labels)} labels"
-                )
-            if _has_infinite(one):
-                finite = one.isfinite().flatten(1).all(1) if one.dim() > 1 else one.isfinite()
-                raise _not_finite(which, int((~finite).nonzero()[0]))
-        self.inputs = tuple(one.float() if _is_other_float(one) else one for one in self.inputs)
-        if "uint8" in self.types:
-            self.notes += ("bytes are divided by 255, as ToTensor does",)
+        return _example(self.dataset, at, self.which)[0]
 
 
-def _compared(first: _Part, second: _Part, unknown: set[int]) -> Iterator[str]:
-    """Yield remarks on test examples that the training examples make too easy or too hard."""
-    if unknown:
-        yield (
-            f"test has labels that train has not, {listed(sorted(unknown))}: no network can learn "
-            "to predict them"
+_Part = tuple[Dataset[tuple[Tensor, ...]], Tensor, str]
+
+
+def _read(given: Any, which: str) -> _Part:
+    """Return the inputs and the labels of a training or test set, and a remark or ""."""
+    if isinstance(given, TensorDataset):
+        *tensors, labels = given.tensors
+        given = (tuple(tensors), labels)
+    is_pair = isinstance(given, tuple | list) and len(given) == 2
+    if not is_pair and not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
+        raise ValueError(
+            f"{which} must be a pair (inputs, labels) or a map-style Dataset of such pairs, not "
+            f"{type(given).__name__}"
         )
-    has_both = first.inputs and second.inputs
-    if has_both and (count := count_copies(second.arrays, first.arrays)):
-        yield copies_in_words(count, len(second), "example")
+    if not len(given[1] if is_pair else given):
+        raise ValueError(f"{which} must have examples, but has none")
+    if not is_pair:
+        return _read_dataset(given, which)
+    inputs, labels = _inputs(given[0], which), _labels(given[1], which)
+    if any(len(one) != len(labels) for one in inputs):
+        raise ValueError(
+            f"{which} must have one label for each example, but has {len(inputs[0])} examples and "
+            f"{len(labels)} labels"
+        )
+    _check_finite(inputs, which)
+    return TensorDataset(*inputs), labels, ""
+
+
+def _read_dataset(given: Any, which: str) -> _Part:
+    """Read a Dataset into memory, unless it is too large or changes between reads."""
+    from pseudograd.data.dataset import memory
+
+    first, label = _example(given, 0, which)
+    wanted, before = _form(first, label), random_states()
+    keep = len(given) * sum(one.nbytes for one in first) < memory() / 3
+    columns: list[list[Tensor]] = [[] for _ in first]
+    labels = []
+    for at in _told(which, len(given)):
+        inputs, label = _example(given, at, which)
+        if (found := _form(inputs, label)) != wanted:
+            raise ValueError(
+                f"{which} must have examples of one shape and type, but example {at} has {found} "
+                f"and example 0 has {wanted}: pad, crop or convert them"
+            )
+        _check_finite(tuple(one[None] for one in inputs), which, at)
+        labels.append(label)
+        for column, one in zip(columns, inputs, strict=True) if keep else ():
+            column.append(one)
+    targets = _labels(torch.stack(labels), which)
+    # A Dataset with random transforms must be read again in every epoch.
+    again = range(0, len(given), -(-len(given) // _READ_AGAIN)) if keep else ()
+    same = random_states() == before and all(
+        torch.equal(old[at], new)
+        for at in again
+        for old, new in zip(columns, _example(given, at, which)[0], strict=True)
+    )
+    if keep and same:
+        return TensorDataset(*map(torch.stack, columns)), targets, ""
+    why = "is larger than a third of the memory" if same else "changes each time it is read"
+    note = f"{which} {why}, so its examples are read again in every epoch"
+    return _Inputs(given, which), targets, note
+
+
+def _form(inputs: Iterable[Tensor], label: Tensor) -> str:
+    """Return the shapes and types of an example in words."""
+    shown = [f"{tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}" for one in inputs]
+    return " and ".join(shown) + f" with labels {tuple(label.shape)}" * bool(label.dim())
+
+
+def _check_finite(inputs: Iterable[Tensor], which: str, start: int = 0) -> None:
+    for one in inputs:
+        # Less memory than `isfinite`, and NaN is both extremes.
+        if not one.is_floating_point() or not one.numel():
+            continue
+        if not bool(torch.stack(one.aminmax()).isfinite().all()):
+            at = start + int((~one.isfinite()).nonzero()[0, 0])
+            raise ValueError(
+                f"{which} must have finite inputs, but example {at} has NaN or infinity: replace "
+                "these or drop the example"
+            )
 
 
 def _told(which: str, count: int) -> Iterator[int]:
@@ -333,49 +285,6 @@ def _told(which: str, count: int) -> Iterator[int]:
             print(f"{which}: {at:,} of {count:,} examples read, {left} left", file=sys.stderr)
             wait = passed + _NEXT_LINE
         yield at
-
-
-def _not_finite(which: str, at: int) -> ValueError:
-    return ValueError(
-        f"{which} must have finite inputs, but example {at} has NaN or infinity: replace these or "
-        "drop the example"
-    )
-
-
-def _has_infinite(tensor: Tensor) -> bool:
-    """Return whether a tensor has NaN or infinity, without the memory that `isfinite` needs."""
-    if not (tensor.is_floating_point() and tensor.numel()):
-        return False
-    return not bool(torch.stack(tensor.aminmax()).isfinite().all())  # NaN is both extremes
-
-
-def _is_other_float(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.dtype != torch.float32
-
-
-def _types(inputs: Iterable[Tensor]) -> list[str]:
-    """Return the names of the inputs' types as the network gets them: all floats are float32."""
-    return [
-        "float32" if one.is_floating_point() else str(one.dtype).removeprefix("torch.")
-        for one in inputs
-    ]
-
-
-class _Joined(Sequence[tuple[Tensor, ...]]):
-    """The inputs of the training set followed by those of the test set, read on demand."""
-
-    def __init__(self, first: _Part, second: _Part) -> None:
-        self.first, self.second = first, second
-
-    def __len__(self) -> int:
-        return len(self.first) + len(self.second)
-
-    def __getitem__(self, at: Any) -> Any:
-        inputs = self.first[at] if at < len(self.first) else self.second[at - len(self.first)]
-        return tuple(one.float() if _is_other_float(one) else one for one in inputs)
-
-    def __repr__(self) -> str:
-        return f"{type(self.first.source).__name__} of {len(self.first)} and {len(self.second)}"
 
 
 def random_states() -> tuple[Any, ...]:
@@ -405,64 +314,43 @@ def _sampled(source: Any) -> bytes:
 
 
 def _code(source: Any) -> str:
-    """Return the code of the Datasets that a source reads, and what it uses."""
+    """Return a description of the Datasets that a source reads."""
     found = ""
-    for part in (source.first.source, source.second.source):
-        while part is not None:
-            found += (code_of(type(part)) if is_own(type(part)) else "") + used([part], [])
-            part = getattr(part, "dataset", None)  # of a Subset
+    for part in source.datasets:
+        while (part := getattr(part, "dataset", None)) is not None:  # of a Subset, too
+            found += describe(part)
     return found
 
 
 def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the inputs and the label of one example of a Dataset."""
     try:
-        example = source[at]
+        x, y = source[at]
     except Exception as problem:
         raise ValueError(
-            f"{which}: example {at} cannot be read ({first_line(problem)})"
+            f"{which} must have examples (x, y), but example {at} cannot be read "
+            f"({raised(problem)})"
         ) from problem
-    if not isinstance(example, tuple | list) or len(example) != 2:
-        raise ValueError(
-            f"{which} must have examples (x, y), but example {at} is a {type(example).__name__}"
-            + (f" of {len(example)}" if isinstance(example, tuple | list) else "")
-        )
-    x, y = example
     return _inputs(x, which), _tensor(y, f"{which} labels")
 
 
 def _inputs(given: Any, which: str) -> tuple[Tensor, ...]:
     """Return the inputs, one for each argument of the network."""
-    if isinstance(given, list) and all(isinstance(one, float | int | list) for one in given):
-        raise ValueError(
-            f"{which} inputs must be tensors or arrays, not lists of numbers: use torch.tensor"
-        )
-    several = given if isinstance(given, tuple | list) else (given,)
-    return tuple(_tensor(one, f"{which} inputs") for one in several)
+    several = isinstance(given, tuple) or (
+        isinstance(given, list) and all(isinstance(one, Tensor | np.ndarray) for one in given)
+    )  # a list of numbers is one input
+    found = (_tensor(one, f"{which} inputs") for one in (given if several else [given]))
+    return tuple(one.float() if one.is_floating_point() else one for one in found)
 
 
 def _tensor(given: Any, what: str) -> Tensor:
-    if type(given).__module__.startswith("PIL."):
-        raise ValueError(
-            f"{what} must be tensors or arrays, not Pillow images: give the Dataset a transform "
-            "such as torchvision.transforms.PILToTensor()"
-        )
-    if isinstance(given, Tensor):
-        if given.layout != torch.strided:
-            raise ValueError(f"{what} must be dense tensors, not sparse: use to_dense()")
-        return given.detach().cpu()
     try:
-        array = np.asarray(given)
-        if min(array.strides, default=0) < 0 or not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="), order="C")
-        return torch.from_numpy(array) if array.flags.writeable else read_only([array])[0]
+        if isinstance(given, Tensor):
+            return given.detach().cpu()
+        return read_only([np.asarray(given)])[0]
     except (TypeError, ValueError, RuntimeError) as problem:
-        kind = repr(given) if isinstance(given, str) else type(given).__name__
-        if isinstance(given, np.ndarray):
-            kind += " of texts" if given.dtype.kind in "US" else f" of {given.dtype.name}"
         raise ValueError(
-            f"{what} must be numbers in tensors or arrays, not {kind}: convert them, labels to "
-            "class indices from 0"
+            f"{what} must be numbers in tensors or arrays ({first_line(problem)})"
         ) from problem
 
 
@@ -471,10 +359,6 @@ def _labels(given: Any, which: str) -> Tensor:
     if labels.is_floating_point() and not bool((labels == labels.round()).all()):
         raise ValueError(f"{which} must have class indices as labels, not fractions or NaN")
     return labels.long()
-
-
-def _shown(shapes: Sequence[Sequence[int]]) -> str:
-    return " and ".join(str(tuple(shape)) for shape in shapes)
 
 
 def read_only(arrays: Iterable[np.ndarray[Any, Any]]) -> list[Tensor]:

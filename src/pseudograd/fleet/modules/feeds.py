@@ -14,8 +14,8 @@ from pseudograd.fleet.modules.examples import Examples
 _READERS, _BATCHES_AHEAD = 2, 4  # threads and prefetched batches of data read on the host
 
 
-class Resident:
-    """Examples in device memory, from which each step gathers its rows.
+class Taker:
+    """Provides the batches of a captured step from examples in device memory.
 
     Args:
         examples: The examples.
@@ -27,17 +27,10 @@ class Resident:
         self.inputs = tuple(one.to(device) for one in examples.inputs)
         self.labels = examples.labels.to(device)
 
-
-class Taker:
-    """Provides the batches of a captured step from resident data."""
-
-    def __init__(self, data: Resident) -> None:
-        self.data = data
-
     def take(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return the inputs and labels of these rows, on the device."""
-        inputs = tuple(one.index_select(0, rows) for one in self.data.inputs)
-        return inputs, self.data.labels.index_select(0, rows)
+        inputs = tuple(one.index_select(0, rows) for one in self.inputs)
+        return inputs, self.labels.index_select(0, rows)
 
     def feed(self, rows: Tensor) -> Iterator[None]:
         """Do nothing before each step: the data is on the device."""

@@ -15,10 +15,10 @@ import torch
 from pseudograd.fleet.devices import checked_places
 from pseudograd.fleet.mlp.fleet import side_by_side
 from pseudograd.fleet.modules.examples import Examples
-from pseudograd.fleet.modules.loop import module_recipe, train
+from pseudograd.fleet.modules.loop import train
 from pseudograd.fleet.modules.training import Training
-from pseudograd.fleet.recipe import ModuleRecipe
-from pseudograd.fleet.trial import Outcome, Stop, Trial, never
+from pseudograd.fleet.recipe import ModuleRecipe, check_data
+from pseudograd.fleet.trial import Outcome, Stop, Trial, never, recipe_of
 
 if TYPE_CHECKING:
     from pseudograd.fleet.modules.processes import Processes
@@ -114,7 +114,7 @@ class ModuleFleet:
 
     def _recipe(self, pending: deque[Trial]) -> ModuleRecipe:
         """Return the recipe that all trials share, after comparing it with training and data."""
-        recipe = module_recipe(pending[0])
+        recipe = recipe_of(pending[0], ModuleRecipe)
         if any(trial.recipe != recipe for trial in pending):
             raise ValueError("trials of one fleet must share a recipe")
         ours = self.training.recipe(recipe.data, recipe.data_hash)
@@ -126,28 +126,24 @@ class ModuleFleet:
                     f"trials belong to another training: their {field.name} is {theirs!r}, but the "
                     f"fleet's is {mine!r}"
                 )
-        if recipe.data_hash and not self.examples.sha256.startswith(recipe.data_hash):
-            raise ValueError(
-                f"trials need data with a hash that begins with {recipe.data_hash}, but the "
-                f"fleet's begins with {self.examples.sha256[:16]}: use the same data"
-            )
+        check_data(recipe, self.examples)
         return recipe
 
     def _on_gpu(
         self, recipe: ModuleRecipe, device: torch.device, pending: deque[Trial], stop: Stop
     ) -> Iterator[Outcome]:
         if device.type == "cuda":
-            from pseudograd.fleet.modules.crew import Crew
             from pseudograd.fleet.modules.graphs import Uncapturable
+            from pseudograd.fleet.modules.worker import GraphWorker
 
             index = torch.cuda.current_device() if device.index is None else device.index
             device = torch.device("cuda", index)
-            crew = Crew(
+            worker = GraphWorker(
                 self.training, self.examples, recipe, device, self.slots, self.keep_parameters
             )
-            crew.tell = self._note
+            worker.tell = self._note
             try:
-                yield from crew.through(pending, stop)
+                yield from worker.through(pending, stop)
                 return
             except Uncapturable as reason:
                 self._note(f"trained step by step, since no CUDA graph can be captured: {reason}")

@@ -21,17 +21,10 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from pseudograd.fleet import randomness
+from pseudograd.fleet.course import Course, Judged
 from pseudograd.fleet.modules.examples import prepared
 from pseudograd.fleet.modules.feeds import Taker
-from pseudograd.fleet.modules.loop import (
-    NOISE,
-    Course,
-    Judged,
-    batches,
-    is_finite,
-    sensitivities,
-    watched_rows,
-)
+from pseudograd.fleet.modules.loop import NOISE, batches, is_finite, sensitivities, watched_rows
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts

@@ -5,116 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pseudograd.fleet import randomness
+from pseudograd.fleet.course import Course, Judged
 from pseudograd.fleet.modules.examples import Examples, prepared
-from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.precision import precision
 from pseudograd.fleet.ramp import k_at
+from pseudograd.fleet.randomness import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts
-from pseudograd.fleet.trial import Outcome, Stop, Trial, never
+from pseudograd.fleet.trial import Outcome, Stop, Trial, never, recipe_of
 
 NOISE = 1 << 40  # offset of the seeds of dropout and augmentation from those of the weights
-
-
-@dataclass
-class Course:
-    """The state of a trial in training: its errors so far, and when to stop."""
-
-    trial: Trial
-    recipe: ModuleRecipe
-    epoch: int = 0
-    best_error: float = math.inf
-    best_epoch: int = 0
-    curve: list[float] = field(default_factory=list)
-
-    def note(self, error: float | None) -> bool:
-        """Record an epoch's error, if it was measured; return whether to keep its weights."""
-        self.epoch += 1
-        if error is not None:
-            self.curve.append(error)
-        if self.recipe.patience is None or (error is not None and error < self.best_error):
-            self.best_epoch = self.epoch
-            self.best_error = math.nan if error is None else error
-        return self.best_epoch == self.epoch
-
-    def stopped_by(self, finite: bool) -> str | None:
-        """Return the reason to end the trial now, or None to continue."""
-        if not finite:
-            return "diverged"
-        patience = self.recipe.patience
-        if patience is not None and self.epoch - self.best_epoch >= patience:
-            return "patience"
-        return "limit" if self.epoch >= self.recipe.epochs else None
-
-    def outcome(
-        self,
-        reason: str,
-        judged: Judged,
-        state: dict[str, Tensor] | None,
-        last_state: dict[str, Tensor] | None,
-    ) -> Outcome:
-        """Return the outcome, given the evaluation of the kept network."""
-        stop_error = judged.error
-        if self.recipe.patience is not None:
-            stop_error = min(self.best_error, 1.0)
-        elif self.trial.split.retrain:
-            stop_error = 0.0  # not the test error, which must not be used to select networks
-        wrong = None
-        if self.trial.split.retrain and judged.wrong is not None:
-            wrong = tuple(judged.wrong.nonzero()[:, 0].tolist())
-        return Outcome(
-            trial=self.trial,
-            stop_error=stop_error,
-            best_epoch=self.best_epoch or self.epoch,
-            error=judged.error,
-            cross_entropy=judged.cross_entropy,
-            epochs=self.epoch,
-            stopped_by=reason,
-            curve=tuple(self.curve),
-            wrong=wrong,
-            state=state,
-            last_state=last_state,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """The evaluation of a network on some examples.
-
-    Attributes:
-        error: The fraction of labels predicted wrong, without those equal to ignore_index.
-        cross_entropy: The mean cross-entropy.
-        wrong: A flat mask of the labels predicted wrong; None if not needed.
-
-    """
-
-    error: float
-    cross_entropy: float
-    wrong: Tensor | None
-
-    @classmethod
-    def of(cls, flags: Tensor | None, counted: float, cross_entropy: float, wrong: float) -> Judged:
-        """Return the evaluation from the mask, and from sums over the labels that count."""
-        counted = max(1.0, counted)
-        value = cross_entropy / counted
-        if not math.isfinite(value):  # NaN logits have an argmax too
-            return cls(1.0, math.inf, None if flags is None else torch.ones_like(flags))
-        return cls(wrong / counted, value, flags)
-
-
-def module_recipe(trial: Trial) -> ModuleRecipe:
-    """Return the trial's recipe, which must be a `ModuleRecipe`."""
-    if not isinstance(trial.recipe, ModuleRecipe):
-        raise TypeError(f"a ModuleFleet trains trials of a ModuleRecipe, not of {trial.recipe!r}")
-    return trial.recipe
 
 
 def batches(count: int, batch_size: int) -> tuple[int, int]:
@@ -154,7 +61,7 @@ def train(
         keep_parameters: Whether the outcome carries the weights.
 
     """
-    recipe = module_recipe(trial)
+    recipe = recipe_of(trial, ModuleRecipe)
     cut = examples.parts(recipe, trial.split)
     steps, size = batches(len(cut.train), recipe.batch_size)
     rates = [trial.learning_rate * factor for factor in training.factors(recipe.epochs * steps)]

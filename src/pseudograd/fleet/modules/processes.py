@@ -59,7 +59,8 @@ class Processes:
         for file, array in zip(files, examples.arrays, strict=True):
             np.save(file, array)
         self.folder = folder
-        self.task = (functions, keep_parameters, files, examples.name, examples.train_size)
+        known = examples.name, examples.train_size, examples.sha256
+        self.task = (functions, keep_parameters, files, *known)
         self._executor: Any = None
 
     def close(self) -> None:
@@ -184,10 +185,8 @@ def _train(trial: Trial) -> Outcome | None:
     )
 
 
-def _unpacked(
-    functions: bytes, keep: bool, files: list[Path], name: str, train_size: int
-) -> dict[str, Any]:
+def _unpacked(functions: bytes, keep: bool, files: list[Path], *known: Any) -> dict[str, Any]:
     training, source = pickle.loads(functions)
     arrays = [np.load(file, mmap_mode="r") for file in files]
-    examples = Examples.shared(name, arrays, train_size, source)
+    examples = Examples.shared(source, arrays, *known)
     return {"training": training, "examples": examples, "keep": keep}

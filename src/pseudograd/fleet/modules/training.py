@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import math
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pseudograd.fleet.modules.descriptions import describe, describe_network
-from pseudograd.fleet.modules.seeds import seeded
+from pseudograd.fleet.modules.code import describe, describe_network
+from pseudograd.fleet.randomness import seeded
 from pseudograd.fleet.recipe import PRECISIONS, ModuleRecipe
 from pseudograd.loss import RuleCrossEntropyLoss, tunable_cross_entropy
 from pseudograd.rules import Rule
@@ -123,6 +124,11 @@ class Training:
 
     def recipe(self, data: str, data_hash: str = "") -> ModuleRecipe:
         """Return the description of this training on a data set."""
+        return dataclasses.replace(self._described, data=data, data_hash=data_hash)
+
+    @functools.cached_property
+    def _described(self) -> ModuleRecipe:
+        """The recipe without data; sent along to other processes, which cannot read the code."""
         for name, wanted in (
             ("network", "a function that returns a new module"),
             ("optimizer", "a class such as torch.optim.AdamW"),
@@ -138,8 +144,7 @@ class Training:
             rule = factor_of(rule.rule) or rule.rule
         return ModuleRecipe(
             network=describe_network(self.network),
-            data=data,
-            data_hash=data_hash,
+            data="",
             optimizer=self._optimizer_description(),
             epochs=self.epochs,
             batch_size=self.batch_size,

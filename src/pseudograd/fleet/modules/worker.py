@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from pseudograd.fleet.modules.examples import Examples
-from pseudograd.fleet.modules.feeds import Resident, Streamed, Taker, fits
+from pseudograd.fleet.modules.feeds import Streamed, Taker, fits
 from pseudograd.fleet.modules.graphs import Slot, Uncapturable
 from pseudograd.fleet.modules.loop import allows_tf32
-from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.precision import precision
+from pseudograd.fleet.randomness import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial
 from pseudograd.words import counted, first_line
@@ -30,7 +30,7 @@ _REASON = 200  # maximum length of an error message shown to the user
 _SHARE = 0.8  # fraction of the free memory that slots may use
 
 
-class Crew:
+class GraphWorker:
     """The slots of one device, and the trials in them.
 
     Args:
@@ -113,7 +113,7 @@ class Crew:
     def _source(self) -> Callable[[int], Taker]:
         if not fits(self.examples, self.device):
             return functools.partial(Streamed, self.examples, device=self.device)
-        taker = Taker(Resident(self.examples, self.device))
+        taker = Taker(self.examples, self.device)
         return lambda _: taker
 
     def _add_slot(self, source: Callable[[int], Taker], trial: Trial) -> None:

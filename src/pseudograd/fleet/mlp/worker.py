@@ -1,4 +1,4 @@
-"""A crew: the trials that one device is training, epoch by epoch, with early stopping."""
+"""The trials that one worker is training, epoch by epoch, with early stopping."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import importlib.util
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,12 +15,13 @@ from torch import Tensor
 
 from pseudograd.data import Dataset
 from pseudograd.fleet import randomness
+from pseudograd.fleet.course import Course, Judged
 from pseudograd.fleet.mlp.stack import Examples, Settings, Stack
 from pseudograd.fleet.precision import precision
 from pseudograd.fleet.ramp import Ramp, k_at
 from pseudograd.fleet.recipe import MLPRecipe
 from pseudograd.fleet.splits import Parts, parts
-from pseudograd.fleet.trial import Outcome, Split, Stop, Trial, mixed_score
+from pseudograd.fleet.trial import Outcome, Split, Stop, Trial, recipe_of
 
 if TYPE_CHECKING:
     from pseudograd.fleet.mlp.fleet import Fleet
@@ -31,63 +31,6 @@ _EXPLODED = 1e4
 
 # The fused kernel holds all classes in one block; larger blocks compile slowly, or not at all.
 _MOST_FUSED_CLASSES = 256
-
-
-@dataclass
-class Run:
-    """The state of a trial in training."""
-
-    trial: Trial
-    recipe: MLPRecipe
-    epoch: int = 0
-    best_score: float = math.inf
-    best_error: float = math.inf
-    best_epoch: int = 0
-    since: int = 0  # the first epoch with the best score
-    curve: list[float] = field(default_factory=list)
-
-    @property
-    def progress(self) -> float:
-        """The fraction of ``max_epochs`` completed in the middle of this epoch."""
-        return (self.epoch + 0.5) / self.recipe.max_epochs
-
-    @property
-    def k(self) -> float:
-        """The k of this epoch."""
-        return k_at(self.trial.k, self.progress)
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of this epoch on a cosine from its full value to 0."""
-        return self.trial.learning_rate * 0.5 * (1 + math.cos(math.pi * self.progress))
-
-    def judge(self, error: float, cross_entropy: float) -> bool:
-        """Record an epoch's result on the early-stopping part; return whether to keep the epoch."""
-        self.epoch += 1
-        self.curve.append(error)
-        score = error
-        if self.recipe.stop_by != "error":
-            score = mixed_score(error, cross_entropy)
-        if score < self.best_score:
-            self.best_score, self.since = score, self.epoch
-        if self.since == self.epoch or (score == self.best_score and self.recipe.ties == "last"):
-            self.best_epoch, self.best_error = self.epoch, error
-        return self.best_epoch == self.epoch
-
-    def stopped_by(self, diverged: bool) -> str | None:
-        """Return the reason to end the trial now, or None to continue."""
-        if diverged:
-            return "diverged"
-        if self.epoch - self.since >= self.recipe.patience:
-            return "patience"
-        return "limit" if self.epoch >= self.recipe.max_epochs else None
-
-
-def mlp_recipe(trial: Trial) -> MLPRecipe:
-    """Return the trial's recipe, which must be an `MLPRecipe`."""
-    if not isinstance(trial.recipe, MLPRecipe):
-        raise TypeError(f"a Fleet trains trials of an MLPRecipe, not of {trial.recipe!r}")
-    return trial.recipe
 
 
 def check_alike(first: Trial, trial: Trial) -> None:
@@ -101,7 +44,7 @@ def check_alike(first: Trial, trial: Trial) -> None:
 
 
 def _kind(trial: Trial) -> tuple[object, ...]:
-    return mlp_recipe(trial).architecture, trial.split.retrain, trial.split.bagged
+    return recipe_of(trial, MLPRecipe).architecture, trial.split.retrain, trial.split.bagged
 
 
 def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> Stack:
@@ -125,6 +68,11 @@ def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> S
     )
 
 
+def _cosine_rate(run: Course) -> float:
+    """Return the learning rate of this epoch, on a cosine from its full value to 0."""
+    return run.trial.learning_rate * 0.5 * (1 + math.cos(math.pi * run.progress))
+
+
 def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make the device current, since Triton launches kernels on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
@@ -142,16 +90,16 @@ def _parts_on(device: torch.device, data: Dataset, stratified: bool, split: Spli
     return Parts(cut.train.to(device), cut.stop.to(device), cut.judge.to(device))
 
 
-class Crew:
+class StackWorker:
     """The slots of one device: the trials in training, and the stack of their networks."""
 
     def __init__(
         self, fleet: Fleet, trial: Trial, device: torch.device, slots: int, most: int
     ) -> None:
         self.fleet, self.trial, self.device, self.most = fleet, trial, device, most
-        self.recipe = recipe = mlp_recipe(trial)
-        self.runs: list[Run | None] = [None] * slots
-        # A cached method would form a reference cycle and delay freeing the crew's memory.
+        self.recipe = recipe = recipe_of(trial, MLPRecipe)
+        self.runs: list[Course | None] = [None] * slots
+        # A cached method would form a reference cycle and delay freeing the worker's memory.
         self.parts = functools.cache(
             functools.partial(_parts_on, device, fleet.data, recipe.stratified)
         )
@@ -185,7 +133,7 @@ class Crew:
                 except IndexError:  # another worker took the last one
                     break
                 check_alike(self.trial, trial)
-                self.runs[slot] = Run(trial, mlp_recipe(trial))
+                self.runs[slot] = Course(trial, recipe_of(trial, MLPRecipe))
                 free.append(slot)
         if not free:
             return
@@ -202,12 +150,13 @@ class Crew:
         self.train_parts = torch.stack([_sample(cut.train, self.recipe.sample) for cut in cuts])
         self.stop_parts = torch.stack([cut.stop for cut in cuts])
 
-        clips = [run.recipe.clip for run in runs]
-        decays = [run.recipe.weight_decay for run in runs]
+        recipes = [recipe_of(trial, MLPRecipe) for trial in trials]
+        clips = [recipe.clip for recipe in recipes]
+        decays = [recipe.weight_decay for recipe in recipes]
         self.settings = Settings(
-            k=self._column(run.k for run in runs).unsqueeze(-1),
+            k=self._column(k_at(run.trial.k, run.progress) for run in runs).unsqueeze(-1),
             learning_rate=self._column(trial.learning_rate for trial in trials),
-            momentum=self._column(run.recipe.momentum for run in runs),
+            momentum=self._column(recipe.momentum for recipe in recipes),
             clip=None if None in clips else self._column(clip for clip in clips if clip),
             weight_decay=self._column(decays) if any(decays) else None,
             live=self._column(1.0 for _ in runs),
@@ -215,10 +164,10 @@ class Crew:
 
     def _train_an_epoch(self) -> None:
         if self.recipe.schedule == "cosine":
-            rates = self._column(run.learning_rate if run else 0.0 for run in self.runs)
+            rates = self._column(_cosine_rate(run) if run else 0.0 for run in self.runs)
             self.settings.learning_rate.copy_(rates)
         if any(run and isinstance(run.trial.k, Ramp) for run in self.runs):
-            ks = self._column(run.k if run else 1.0 for run in self.runs)
+            ks = self._column(k_at(run.trial.k, run.progress) if run else 1.0 for run in self.runs)
             self.settings.k.copy_(ks.unsqueeze(-1))
         if None in self.runs and self.settings.live is not None:
             self.settings.live.copy_(self._column(1.0 if run else -1.0 for run in self.runs))
@@ -235,10 +184,10 @@ class Crew:
         for slot, (run, (error, value, weight)) in enumerate(zip(self.runs, measured, strict=True)):
             if run is None:
                 continue
-            if run.judge(error, value):
+            if run.note(error, value):
                 better.append(slot)
             lost = not weight < _EXPLODED and error > 0.99 * (1 - self.majority)
-            reason = run.stopped_by(diverged=lost or not math.isfinite(value + weight))
+            reason = run.stopped_by(finite=math.isfinite(value + weight) and not lost)
             if reason:
                 ended[slot] = reason
         if better:
@@ -260,24 +209,17 @@ class Crew:
         judged = torch.stack([self.parts(self._run(slot).trial.split).judge for slot in ended])
         errors, values = (figures.tolist() for figures in self.stack.evaluate(judged, slots))
         wrong = self.stack.mistakes(judged, slots) if self.trial.split.retrain else None
-        outcomes = []
-        for at, (slot, reason) in enumerate(ended.items()):
-            run = self._run(slot)
-            outcomes.append(
-                Outcome(
-                    trial=run.trial,
-                    stop_error=run.best_error,
-                    best_epoch=run.best_epoch,
-                    error=errors[at],
-                    cross_entropy=values[at],
-                    epochs=run.epoch,
-                    stopped_by=reason,
-                    curve=tuple(run.curve),
-                    wrong=None if wrong is None else tuple(wrong[at].nonzero()[:, 0].tolist()),
-                    parameters=self.stack.best_of(slot) if self.fleet.keep_parameters else None,
-                )
+        masks = [None] * len(ended) if wrong is None else wrong
+        return [
+            self._run(slot).outcome(
+                reason,
+                Judged(error, value, mask),
+                parameters=self.stack.best_of(slot) if self.fleet.keep_parameters else None,
             )
-        return outcomes
+            for (slot, reason), error, value, mask in zip(
+                ended.items(), errors, values, masks, strict=True
+            )
+        ]
 
     def _resize(self, pending: int) -> None:
         """Double the slots if enough trials are pending; halve them if half are idle."""
@@ -295,7 +237,7 @@ class Crew:
         if busy:
             self._assign()
 
-    def _run(self, slot: int) -> Run:
+    def _run(self, slot: int) -> Course:
         run = self.runs[slot]
         assert run is not None
         return run
