@@ -18,7 +18,7 @@ from pseudograd.fleet.modules.examples import Examples, prepared, random_states
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.ramp import Ramp, k_at
 from pseudograd.fleet.randomness import seeded
-from pseudograd.words import counted, raised
+from pseudograd.words import counted, first_line, raised
 
 _TRIED = 4  # examples in the batch
 _SAID = 200  # maximum length of an error message shown to the user
@@ -99,7 +99,7 @@ def _check_rule(
         try:
             training.loss(leaf, labels, k).backward()
         except Exception as problem:
-            raise ValueError(f"{refused} ({raised(problem)[:_SAID]})") from problem
+            raise ValueError(f"{refused} ({first_line(problem)[:_SAID]})") from problem
         if leaf.grad is None or not bool(leaf.grad.isfinite().all()):
             raise ValueError(f"{refused} (its pseudo-gradient is not finite)")
 
