@@ -14,11 +14,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
+
+from torch import distributed
 
 from pseudograd.fleet import Outcome, Stop, Trial, never
 from pseudograd.search.comparison import Comparison, Result, result
 from pseudograd.search.folder import StoredStudy, protocol_in, read_run
+from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Cell
 from pseudograd.words import counted
 
@@ -103,6 +106,9 @@ class Study(StoredStudy):
         study has a folder, the trial is claimed: no other process gets it until this one has told
         its outcome, released it or ended.
 
+        The ranks of a `torch.distributed` job train one network together, so they must call this
+        together. Rank 0 asks, and all get its trial.
+
         Raises:
             BlockingIOError: If a fleet is using the folder.
 
@@ -116,6 +122,36 @@ class Study(StoredStudy):
             True
 
         """
+        ranks = distributed.is_available() and distributed.is_initialized()
+        if ranks and distributed.get_world_size() > 1:
+            return self._ask_rank_0()
+        return self._ask()
+
+    def _ask_rank_0(self) -> Trial | None:
+        """Return the trial that rank 0 gets; take over the outcomes and sessions it knows."""
+        leads = distributed.get_rank() == 0
+        found: list[Any] = [None] * 4
+        trial: Trial | None
+        if leads:
+            try:
+                trial = self._ask()
+                found = [None, trial, list(self.ledger.values()), self.sessions]
+            except Exception as problem:  # raised in all ranks, which would otherwise wait forever
+                found[0] = problem
+        distributed.broadcast_object_list(found)
+        failure, trial, outcomes, sessions = found
+        if failure is not None:
+            raise failure
+        if not leads:
+            self.ledger = Ledger(None, self.protocol.recipes)
+            for outcome in outcomes:
+                self.ledger.append(outcome)
+            self.sessions[:] = sessions
+            if trial is not None:
+                self._led.add(trial)
+        return trial
+
+    def _ask(self) -> Trial | None:
         if not self._shares:
             for trial in self.protocol.wanted(self.ledger):
                 if trial not in self._asked:
@@ -166,6 +202,8 @@ class Study(StoredStudy):
     ) -> None:
         """Record the outcome of a trial; it is on disk when this returns.
 
+        In a `torch.distributed` job, only rank 0 records it.
+
         Args:
             trial: The trial, from this or another process.
             outcome: Its outcome, as a fleet returns it; or give the following values.
@@ -191,6 +229,8 @@ class Study(StoredStudy):
         """
         if not isinstance(trial, Trial):
             raise TypeError(f"trial must be one that ask() returned, not {trial!r}")
+        if trial in self._led:
+            return
         if outcome is None:
             outcome = _outcome(trial, error, cross_entropy, epochs, wrong)
         if not isinstance(outcome, Outcome):
