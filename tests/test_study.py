@@ -727,11 +727,29 @@ def test_ties_in_own_training_add_no_learning_rates(tmp_path: Path, cross_entrop
         ({"learning_rates": 0.1}, "^learning_rates must be several values"),
         ({"learning_rates": ()}, "^learning_rates must be at least one number"),
         ({"repetitions": 0}, "^repetitions must be 1 or more"),
+        ({"extensions": -1}, "^extensions must be 0 or more"),
     ],
 )
 def test_bad_settings_of_own_training(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Study.own_training("mine", **{"learning_rates": (0.1,), **settings})
+
+
+def test_given_rates_can_be_kept_to(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "k": (1, 0.5), "learning_rates": (0.01,), "repetitions": 2, "retrainings": 1,
+        "folder": tmp_path,
+    }  # fmt: skip
+    counts = []
+    for extensions in (0, 1, 0):
+        one = Study.own_training("mine", **settings, extensions=extensions)
+        for trial in one:
+            one.tell(trial, error=0.5 - trial.learning_rate)
+        counts.append(len([trial for trial in one.ledger if not trial.split.retrain]))
+        assert (", more where" in one.protocol.plan()) == bool(extensions)
+        assert one.protocol.open_ks(one.ledger) == [1, 0.5]
+    assert counts == [4, 8, 8]
+    assert "so a better one may lie outside the range" in one.report().read_text("utf-8")
 
 
 def test_more_networks_keep_what_is_done(tmp_path: Path) -> None:
