@@ -73,6 +73,8 @@ class StoredStudy:
     @property
     def about(self) -> dict[str, Any]:
         """The provenance of the results, merged over all sessions that ran trials."""
+        if self.folder is None:
+            raise ValueError("a study in memory records no sessions: give it a folder")
         if not self.sessions:
             raise ValueError(f"{self.folder} holds a run that was never started: run it")
         ran = [one for one in self.sessions if one["trials"]] or self.sessions

@@ -113,10 +113,8 @@ class Study(StoredStudy):
             BlockingIOError: If a fleet is using the folder.
 
         Example:
-            >>> from pseudograd.fleet import OwnRecipe
-            >>> from pseudograd.search import Protocol
-            >>> recipe = OwnRecipe("mine")
-            >>> study = Study(None, Protocol(recipe, ks=(1,), learning_rates=(0.1,), repetitions=2))
+            >>> from pseudograd import Study
+            >>> study = Study.own_training("mine", k=[1], learning_rates=[0.1], repetitions=2)
             >>> first, second = study.ask(), study.ask()
             >>> study.ask() is None  # the next trials depend on the outcomes of these
             True
@@ -172,9 +170,8 @@ class Study(StoredStudy):
             trials: The trials to return; by default all that have no outcome.
 
         Example:
-            >>> from pseudograd.fleet import OwnRecipe
-            >>> from pseudograd.search import Protocol
-            >>> study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
+            >>> from pseudograd import Study
+            >>> study = Study.own_training("mine", learning_rates=[0.1])
             >>> trial = study.ask()
             >>> study.release(trial)
             >>> study.ask() == trial
@@ -218,9 +215,8 @@ class Study(StoredStudy):
                 folder.
 
         Example:
-            >>> from pseudograd.fleet import OwnRecipe
-            >>> from pseudograd.search import Protocol
-            >>> study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
+            >>> from pseudograd import Study
+            >>> study = Study.own_training("mine", learning_rates=[0.1])
             >>> trial = study.ask()
             >>> study.tell(trial, error=0.08, epochs=30)  # 8% of the validation fold
             >>> study.ledger[trial].error
@@ -407,9 +403,8 @@ class Study(StoredStudy):
         """Return a summary of the finished study in a few lines.
 
         Example:
-            >>> from pseudograd.fleet import OwnRecipe
-            >>> from pseudograd.search import Protocol
-            >>> study = Study(None, Protocol(OwnRecipe("mine"), ks=(1, 2), initial_rate=0.1))
+            >>> from pseudograd import Study
+            >>> study = Study.own_training("mine", k=[1, 2], learning_rates=[0.1])
             >>> for trial in study:
             ...     study.tell(trial, error=0.1 * trial.k)
             >>> print(study.summary().splitlines()[0])
