@@ -642,6 +642,21 @@ def test_own_training_has_a_summary() -> None:
     assert "(sign test: p = 1)" in told(wrong=[1])
 
 
+def test_a_summary_before_the_end_shows_the_best_pairs() -> None:
+    one = Study.own_training("mine", k=(0.5, 1), learning_rates=(0.1, 0.2), extensions=0,
+                             repetitions=1, retrainings=0)  # fmt: skip
+    said = [one.summary()]
+    for trial in one:
+        one.tell(trial, error=0.1 + trial.learning_rate)
+        said.append(one.summary())
+    assert said[0] == (
+        "not finished yet, 0 trials done: nothing is compared with k = 1 (retrainings=0)"
+    )
+    assert said[2].splitlines()[-1] == "   1/2         0.1   20.00   best so far"
+    assert said[-1].startswith("finished, 4 trials done: nothing is compared with k = 1")
+    assert said[-1].splitlines()[2] == "     1         0.1   20.00   best so far"
+
+
 def page_of_own_training(folder: Path, last: int = 10**6, /, **told: Any) -> str:
     """Return the text of the page after the outcomes of all trials, or of the first ones."""
     settings: dict[str, Any] = {"k": (0.5, 1), "learning_rates": (0.1, 0.2, 0.4)}

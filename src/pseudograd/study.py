@@ -461,10 +461,12 @@ class Study(search.Study):
         return ModuleEnsemble(list(networks)).eval()
 
     def summary(self) -> str:
-        """Return a summary of the finished study in a few lines."""
-        from pseudograd.report.summary import summary
+        """Return a summary of the study in a few lines; before its end, the best pairs so far."""
+        from pseudograd.report.summary import so_far, summary
 
-        return summary(self.result, self.assessment or None, compared_before=self.compared_before)
+        return so_far(self) or summary(
+            self.result, self.assessment or None, compared_before=self.compared_before
+        )
 
 
 def _facts(examples: Examples, classes: list[str | int]) -> dict[str, Any]:

@@ -400,7 +400,7 @@ class Study(StoredStudy):
         return self.result.comparison
 
     def summary(self) -> str:
-        """Return a summary of the finished study in a few lines.
+        """Return a summary of the study in a few lines; before its end, the best pairs so far.
 
         Example:
             >>> from pseudograd import Study
