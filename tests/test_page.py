@@ -247,7 +247,11 @@ def test_examples_that_point_the_other_way_are_no_evidence() -> None:
         assert (judged.kind, judged.opposed) == ("hint", True)
     judged = verdict(compare(outcomes([set()] * 3), every))
     assert (judged.kind, judged.opposed) == ("proof", False)
-    assert verdict(compare(every, every)).kind == "same"
+    assert compare(outcomes([set()] * 3), every).verdict == "better"
+    assert compare(every, outcomes([set()] * 3)).verdict == "worse"
+    same = compare(every, every)
+    assert (same.verdict, verdict(same).kind) == ("same", "same")
+    assert math.isnan(same.error.low)  # nothing was measured
     few = compare(outcomes([{*range(12)}, set(), set()]), outcomes([{0}, {0, 1}, {*range(9)}]))
     equal = replace(few, error=Difference(0.0, -1.0, 1.0), sign_p=0.01)
     for one in (equal, replace(equal, better_on=1, worse_on=12)):

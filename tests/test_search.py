@@ -402,6 +402,8 @@ def test_the_sessions_that_ran_trials_are_credited(tmp_path: Path) -> None:
     study = Study(tmp_path / "run", Protocol(RECIPE, initial_rate=0.1))
     with pytest.raises(ValueError, match="never started"):
         _ = study.about
+    with pytest.raises(ValueError, match="a study in memory records no sessions"):
+        _ = Study(None, study.protocol).about
     for command, device, commit, trials in (
         ("looked first", "cpu", "c0", 0),
         ("began", "cuda:0", "c1", 7),

@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from torch import distributed
 
 from pseudograd.files import Lock, guarded, locked
 from pseudograd.fleet import OwnRecipe, Trial
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Protocol, Study
 from pseudograd.search.folder import Claims
+from pseudograd.search.ledger import trial_name
 
 pytest.importorskip("fcntl", reason="needs POSIX's locks")
 
@@ -225,6 +227,51 @@ def test_a_process_joins_late() -> None:
                 started["first"].kill()
     check_as_alone(1, len(asked))
     assert study.result == alone().result
+
+
+def rank(folder: str, own: int, place: str | None) -> None:
+    """Run a study as a rank of a torch.distributed job; it forgets to tell the first trial."""
+    os.chdir(folder)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    meet = f"file://{folder}/meet"
+    distributed.init_process_group("gloo", init_method=meet, rank=own, world_size=2)
+    study, names = Study(place, PROTOCOL), list[str]()
+    with contextlib.suppress(RuntimeError):  # in both ranks, so that none waits for the other
+        for trial in study:
+            if names:
+                study.tell(trial, error=error_of(trial))
+            names.append(trial_name(trial))
+    for trial in study:
+        names.append(trial_name(trial))
+        study.tell(trial, error=error_of(trial) if own == 0 else 1.0)  # only rank 0's counts
+    found = [names, study.finished, study.comparison.error == alone().comparison.error]
+    Path(f"signs/{own}").write_text(json.dumps(found))
+    distributed.barrier()
+    os._exit(0)  # at a normal exit, the interpreter and PyTorch's threads can deadlock
+
+
+@pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()),
+    reason="this PyTorch has no gloo",
+)
+@pytest.mark.parametrize("place", ["run", None])
+def test_ranks_train_the_same_trials(place: str | None) -> None:
+    started = [CONTEXT.Process(target=rank, args=(os.getcwd(), own, place)) for own in range(2)]
+    try:
+        for process in started:
+            process.start()
+        assert [status(process) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+    first, second = (json.loads(Path(f"signs/{own}").read_text()) for own in range(2))
+    assert first == second
+    names, *ends = first
+    assert ends == [True, True]
+    assert names.count(names[0]) == 2  # untold, and offered again
+    assert len(names) == len({*names}) + 1 == len(alone().ledger) + 1
+    if place:
+        check_as_alone(WITHOUT_ONE, len(alone().ledger) - WITHOUT_ONE)
 
 
 # --- in one process: two studies stand in for two processes --------------------------------------

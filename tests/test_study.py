@@ -642,6 +642,21 @@ def test_own_training_has_a_summary() -> None:
     assert "(sign test: p = 1)" in told(wrong=[1])
 
 
+def test_a_summary_before_the_end_shows_the_best_pairs() -> None:
+    one = Study.own_training("mine", k=(0.5, 1), learning_rates=(0.1, 0.2), extensions=0,
+                             repetitions=1, retrainings=0)  # fmt: skip
+    said = [one.summary()]
+    for trial in one:
+        one.tell(trial, error=0.1 + trial.learning_rate)
+        said.append(one.summary())
+    assert said[0] == (
+        "not finished yet, 0 trials done: nothing is compared with k = 1 (retrainings=0)"
+    )
+    assert said[2].splitlines()[-1] == "   1/2         0.1   20.00   best so far"
+    assert said[-1].startswith("finished, 4 trials done: nothing is compared with k = 1")
+    assert said[-1].splitlines()[2] == "     1         0.1   20.00   best so far"
+
+
 def page_of_own_training(folder: Path, last: int = 10**6, /, **told: Any) -> str:
     """Return the text of the page after the outcomes of all trials, or of the first ones."""
     settings: dict[str, Any] = {"k": (0.5, 1), "learning_rates": (0.1, 0.2, 0.4)}
@@ -727,11 +742,29 @@ def test_ties_in_own_training_add_no_learning_rates(tmp_path: Path, cross_entrop
         ({"learning_rates": 0.1}, "^learning_rates must be several values"),
         ({"learning_rates": ()}, "^learning_rates must be at least one number"),
         ({"repetitions": 0}, "^repetitions must be 1 or more"),
+        ({"extensions": -1}, "^extensions must be 0 or more"),
     ],
 )
 def test_bad_settings_of_own_training(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Study.own_training("mine", **{"learning_rates": (0.1,), **settings})
+
+
+def test_given_rates_can_be_kept_to(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "k": (1, 0.5), "learning_rates": (0.01,), "repetitions": 2, "retrainings": 1,
+        "folder": tmp_path,
+    }  # fmt: skip
+    counts = []
+    for extensions in (0, 1, 0):
+        one = Study.own_training("mine", **settings, extensions=extensions)
+        for trial in one:
+            one.tell(trial, error=0.5 - trial.learning_rate)
+        counts.append(len([trial for trial in one.ledger if not trial.split.retrain]))
+        assert (", more where" in one.protocol.plan()) == bool(extensions)
+        assert one.protocol.open_ks(one.ledger) == [1, 0.5]
+    assert counts == [4, 8, 8]
+    assert "so a better one may lie outside the range" in one.report().read_text("utf-8")
 
 
 def test_more_networks_keep_what_is_done(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class Study(search.Study):
             be given, such as 0 for `pseudograd.rules.generalized_cross_entropy`.
         learning_rates: The rates to start from; while the best rate of a k is the lowest or highest
             one, the search tries one beyond it. By default, a short sweep finds them.
+        extensions: How many such rates the search may add for each k; 0 for none.
         folder: Where to keep the study; None keeps it in memory.
         epochs: The maximum number of epochs.
         batch_size: Examples per step. An incomplete last batch of an epoch is dropped.
@@ -125,6 +126,7 @@ class Study(search.Study):
         rule: Callable[..., Tensor] | None = None,
         baseline: float | None = None,
         learning_rates: Sequence[float] = (),
+        extensions: int = 12,
         folder: str | Path | None = None,
         epochs: int = 30,
         batch_size: int = 128,
@@ -190,6 +192,7 @@ class Study(search.Study):
             recipe,
             k,
             learning_rates,
+            most_extensions=extensions,
             repetitions=(5 if validation is None else 1) if repetitions is None else repetitions,
             retrainings=retrainings,
             seed=seed,
@@ -220,6 +223,7 @@ class Study(search.Study):
         *,
         k: Sequence[float | str | Ramp] = DEEP_KS,
         learning_rates: Sequence[float],
+        extensions: int = 12,
         folder: str | Path | None = None,
         repetitions: int = 5,
         retrainings: int = 5,
@@ -238,6 +242,7 @@ class Study(search.Study):
             description: A description of the training. Change it when you change the training.
             k: The values to try, including the baseline.
             learning_rates: The rates to start from.
+            extensions: How many rates the search may add for each k; 0 for none.
             folder: Where to keep the study, shared by all processes that run trials; None keeps it
                 in memory.
             repetitions: The number of networks per pair.
@@ -263,6 +268,7 @@ class Study(search.Study):
             OwnRecipe(description),
             k,
             learning_rates,
+            most_extensions=extensions,
             repetitions=repetitions,
             retrainings=retrainings,
             seed=seed,
@@ -455,10 +461,12 @@ class Study(search.Study):
         return ModuleEnsemble(list(networks)).eval()
 
     def summary(self) -> str:
-        """Return a summary of the finished study in a few lines."""
-        from pseudograd.report.summary import summary
+        """Return a summary of the study in a few lines; before its end, the best pairs so far."""
+        from pseudograd.report.summary import so_far, summary
 
-        return summary(self.result, self.assessment or None, compared_before=self.compared_before)
+        return so_far(self) or summary(
+            self.result, self.assessment or None, compared_before=self.compared_before
+        )
 
 
 def _facts(examples: Examples, classes: list[str | int]) -> dict[str, Any]:
@@ -532,7 +540,7 @@ def _protocol(
     learning_rates: Sequence[float],
     **settings: Any,
 ) -> Protocol:
-    with renamed(ks="k"):
+    with renamed(ks="k", most_extensions="extensions"):
         return kind(
             recipe, ks=tuple(map(as_k, k)), learning_rates=tuple(learning_rates), **settings
         )

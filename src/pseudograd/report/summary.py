@@ -20,7 +20,7 @@ from pseudograd.report.quality import (
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import diverged, unfinished, verdict
 from pseudograd.search import Bagging, Cell, Result, Study, read_assessment
-from pseudograd.words import fraction, percent
+from pseudograd.words import counted, fraction, percent
 
 
 def summary(
@@ -94,7 +94,25 @@ def study_summary(study: Study) -> str:
             raise ValueError("the study has no model yet: run the search's command again")
         cells, chosen = study.protocol.best_of_each_k(study.ledger), study.best
         return ensemble_summary(tuple(cells), chosen, known)
-    return summary(study.result, known or None, compared_before=study.compared_before)
+    return so_far(study) or summary(
+        study.result, known or None, compared_before=study.compared_before
+    )
+
+
+def so_far(study: Study) -> str:
+    """Return what is known of a study that compares nothing, or not yet; "" for any other."""
+    trials, protocol = counted(len(study.ledger), "trial"), study.protocol
+    if study.finished and protocol.retrainings:
+        return ""
+    state = "finished" if study.finished else "not finished yet"
+    cells = protocol.best_of_each_k(study.ledger)
+    plain = f"{protocol.parameter} = {fraction(protocol.baseline)}"
+    why = " (retrainings=0)" * (not protocol.retrainings)
+    lines = [f"{state}, {trials} done: nothing is compared with {plain}{why}"]
+    if cells:
+        best = protocol.best(cells, protocol.baseline)
+        lines.append(table_of_k(tuple(cells), best, "best so far", protocol.parameter))
+    return "\n".join(lines)
 
 
 def _filled(

@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.search import Comparison, Difference, paired_difference
 
-_LEVEL = 0.05  # of the sign test; the intervals are 95% ones
-
 
 @dataclass(frozen=True)
 class Verdict:
     """Whether k matters, by the interval over networks and the sign test over examples.
 
     Attributes:
-        kind: "same" if k = 1 was chosen; "proof" if both find the difference in test error
-            significant, "hint" if one does, else "noise".
+        kind: `Comparison.verdict`, but "proof" for "better" and "worse".
         pairs: How many networks of each k were compared.
         errors: The mean test error with the chosen k and with k = 1.
         cross_entropies: The same for the cross-entropy.
@@ -50,22 +47,19 @@ def verdict(comparison: Comparison) -> Verdict:
         tuple(statistics.fmean(getattr(outcome, name) for outcome in group) for group in groups)
         for name in ("error", "cross_entropy")
     )
-    by_networks = comparison.error.low > 0 or comparison.error.high < 0  # False if NaN
-    agreement = (comparison.worse_on - comparison.better_on) * comparison.error.mean
-    significant = comparison.sign_p < _LEVEL
-    kind = ("noise", "hint", "proof")[by_networks + (significant and agreement > 0)]
+    found = comparison.verdict
     cross_entropy = comparison.cross_entropy
     probabilities = "worse" if cross_entropy.low > 0 else "better" if cross_entropy.high < 0 else ""
     if cross_entropy.low <= 0 <= cross_entropy.high:
         probabilities = "noise"
     return Verdict(
-        kind="same" if comparison.chosen == comparison.plain else kind,
+        kind="proof" if found in ("better", "worse") else found,
         pairs=len(comparison.chosen),
         errors=(errors[0], errors[1]),
         cross_entropies=(cross_entropies[0], cross_entropies[1]),
         error=possible(comparison.error),
-        by_networks=by_networks,
-        opposed=significant and agreement < 0,
+        by_networks=comparison.by_networks,
+        opposed=comparison.by_examples * comparison.error.mean < 0,
         probabilities=probabilities,
     )
 

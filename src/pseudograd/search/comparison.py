@@ -12,6 +12,8 @@ from pseudograd.extras import needed_for
 from pseudograd.fleet import Outcome, Ramp
 from pseudograd.search.protocol import Cell, Outcomes, Protocol
 
+_LEVEL = 0.05  # of the sign test; the intervals are 95% ones
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -19,7 +21,8 @@ class Difference:
 
     Attributes:
         mean: The mean difference.
-        low: The lower end of the interval; NaN for a single pair or for infinite values.
+        low: The lower end of the interval; NaN for a single pair, for infinite values, or if there
+            is nothing to compare.
         high: The upper end.
 
     """
@@ -61,6 +64,34 @@ class Comparison:
     sign_p: float
 
     @property
+    def verdict(self) -> str:
+        """Whether the chosen k is better than k = 1 on the test set, in one word.
+
+        - "same": k = 1 was chosen, so there is nothing to compare.
+        - "better", "worse": by the interval over networks and by the sign test over test examples.
+        - "hint": by one of the two, such as the interval if no mistakes on examples were told.
+        - "noise": by neither.
+
+        Keep k = 1 unless it is "better".
+        """
+        if self.chosen == self.plain:
+            return "same"
+        evidence = self.by_networks + (self.by_examples * self.error.mean > 0)
+        return ("noise", "hint", "better" if self.error.mean < 0 else "worse")[evidence]
+
+    @property
+    def by_networks(self) -> bool:
+        """Whether the interval of the difference of test errors excludes 0."""
+        return self.error.low > 0 or self.error.high < 0  # False if NaN
+
+    @property
+    def by_examples(self) -> int:
+        """The result of the sign test: -1 if the chosen k is better, 1 if worse, 0 if neither."""
+        if self.sign_p < _LEVEL:
+            return 1 if self.worse_on > self.better_on else -1
+        return 0
+
+    @property
     def kept(self) -> Outcome:
         """The network of the chosen k that becomes the model."""
         return best_stopped(self.chosen)
@@ -80,8 +111,8 @@ def compare(chosen: list[Outcome], plain: list[Outcome], positions: int = 1) -> 
         >>> plain = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
         >>> chosen = Outcome(trial, 0.1, 1, 0.25, 0.2, 1, "limit", (), wrong=(1,))
         >>> found = compare([chosen], [plain])
-        >>> found.error.mean, found.only_chosen_right
-        (-0.25, 1)
+        >>> found.error.mean, found.only_chosen_right, found.verdict
+        (-0.25, 1, 'noise')
 
     """
     known = all(outcome.wrong is not None for outcome in (*chosen, *plain))
@@ -95,13 +126,18 @@ def compare(chosen: list[Outcome], plain: list[Outcome], positions: int = 1) -> 
         gain.subtract(at // positions for at in wrong)
     better_on = sum(networks > 0 for networks in gain.values())
     worse_on = sum(networks < 0 for networks in gain.values())
+    same = chosen == plain  # a difference of 0 that was not measured has no interval
+    error, cross_entropy = (
+        Difference(0.0, math.nan, math.nan)
+        if same
+        else paired_difference(*([getattr(o, name) for o in group] for group in (chosen, plain)))
+        for name in ("error", "cross_entropy")
+    )
     return Comparison(
         chosen=tuple(chosen),
         plain=tuple(plain),
-        error=paired_difference([o.error for o in chosen], [o.error for o in plain]),
-        cross_entropy=paired_difference(
-            [o.cross_entropy for o in chosen], [o.cross_entropy for o in plain]
-        ),
+        error=error,
+        cross_entropy=cross_entropy,
         only_plain_right=only_plain,
         only_chosen_right=only_chosen,
         mcnemar_p=sign_test(only_plain, only_chosen) if known else math.nan,

@@ -59,6 +59,7 @@ class StoredStudy:
         self.data: Mapping[str, Any] = data or {}
         self.sessions: list[dict[str, Any]] = []
         self._asked: set[Trial] = set()  # used if trials are not claimed by files
+        self._led: set[Trial] = set()  # trials that rank 0 of a torch.distributed job asked for
         self._in_session = False
         self._claims = Claims(self.folder or Path())
         self._place: int | None = None  # index of this process's session in `sessions`
@@ -72,6 +73,8 @@ class StoredStudy:
     @property
     def about(self) -> dict[str, Any]:
         """The provenance of the results, merged over all sessions that ran trials."""
+        if self.folder is None:
+            raise ValueError("a study in memory records no sessions: give it a folder")
         if not self.sessions:
             raise ValueError(f"{self.folder} holds a run that was never started: run it")
         ran = [one for one in self.sessions if one["trials"]] or self.sessions

@@ -27,7 +27,7 @@ DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 """The paper's k grid for networks with several hidden layers."""
 
 # Settings that may change between sessions: the range of the search.
-RANGE = ("ks", "initial_rate", "learning_rates", "baseline")
+RANGE = ("ks", "initial_rate", "learning_rates", "most_extensions", "baseline")
 
 _MOST = 100_000  # bound on repetitions, retrainings and extensions
 _SWEPT = 5  # epochs of a trial in the preliminary sweep
@@ -188,9 +188,10 @@ class Protocol:
 
     def plan(self) -> str:
         """Return a one-line description of the networks to train."""
+        more = f", more where the best learning rate of a {self.parameter} is the lowest or highest"
         return (
-            f"about {self.foretold} networks: {counted(len(self.ks), 'value')} of "
-            f"{self.parameter} × "
+            f"about {self.foretold} networks{more * bool(self.most_extensions)}: "
+            f"{counted(len(self.ks), 'value')} of {self.parameter} × "
             f"{counted(len(self.learning_rates) or 3, 'learning rate')} × "
             f"{counted(self.repetitions, 'repetition')}, and "
             f"{counted(self.retrainings, 'final network')} each of the choice and of "

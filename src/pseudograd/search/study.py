@@ -14,11 +14,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
+
+from torch import distributed
 
 from pseudograd.fleet import Outcome, Stop, Trial, never
 from pseudograd.search.comparison import Comparison, Result, result
 from pseudograd.search.folder import StoredStudy, protocol_in, read_run
+from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Cell
 from pseudograd.words import counted
 
@@ -103,19 +106,50 @@ class Study(StoredStudy):
         study has a folder, the trial is claimed: no other process gets it until this one has told
         its outcome, released it or ended.
 
+        The ranks of a `torch.distributed` job train one network together, so they must call this
+        together. Rank 0 asks, and all get its trial.
+
         Raises:
             BlockingIOError: If a fleet is using the folder.
 
         Example:
-            >>> from pseudograd.fleet import OwnRecipe
-            >>> from pseudograd.search import Protocol
-            >>> recipe = OwnRecipe("mine")
-            >>> study = Study(None, Protocol(recipe, ks=(1,), learning_rates=(0.1,), repetitions=2))
+            >>> from pseudograd import Study
+            >>> study = Study.own_training("mine", k=[1], learning_rates=[0.1], repetitions=2)
             >>> first, second = study.ask(), study.ask()
             >>> study.ask() is None  # the next trials depend on the outcomes of these
             True
 
         """
+        ranks = distributed.is_available() and distributed.is_initialized()
+        if ranks and distributed.get_world_size() > 1:
+            return self._ask_rank_0()
+        return self._ask()
+
+    def _ask_rank_0(self) -> Trial | None:
+        """Return the trial that rank 0 gets; take over the outcomes and sessions it knows."""
+        leads = distributed.get_rank() == 0
+        found: list[Any] = [None] * 4
+        trial: Trial | None
+        if leads:
+            try:
+                trial = self._ask()
+                found = [None, trial, list(self.ledger.values()), self.sessions]
+            except Exception as problem:  # raised in all ranks, which would otherwise wait forever
+                found[0] = problem
+        distributed.broadcast_object_list(found)
+        failure, trial, outcomes, sessions = found
+        if failure is not None:
+            raise failure
+        if not leads:
+            self.ledger = Ledger(None, self.protocol.recipes)
+            for outcome in outcomes:
+                self.ledger.append(outcome)
+            self.sessions[:] = sessions
+            if trial is not None:
+                self._led.add(trial)
+        return trial
+
+    def _ask(self) -> Trial | None:
         if not self._shares:
             for trial in self.protocol.wanted(self.ledger):
                 if trial not in self._asked:
@@ -136,9 +170,8 @@ class Study(StoredStudy):
             trials: The trials to return; by default all that have no outcome.
 
         Example:
-            >>> from pseudograd.fleet import OwnRecipe
-            >>> from pseudograd.search import Protocol
-            >>> study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
+            >>> from pseudograd import Study
+            >>> study = Study.own_training("mine", learning_rates=[0.1])
             >>> trial = study.ask()
             >>> study.release(trial)
             >>> study.ask() == trial
@@ -166,6 +199,8 @@ class Study(StoredStudy):
     ) -> None:
         """Record the outcome of a trial; it is on disk when this returns.
 
+        In a `torch.distributed` job, only rank 0 records it.
+
         Args:
             trial: The trial, from this or another process.
             outcome: Its outcome, as a fleet returns it; or give the following values.
@@ -180,9 +215,8 @@ class Study(StoredStudy):
                 folder.
 
         Example:
-            >>> from pseudograd.fleet import OwnRecipe
-            >>> from pseudograd.search import Protocol
-            >>> study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
+            >>> from pseudograd import Study
+            >>> study = Study.own_training("mine", learning_rates=[0.1])
             >>> trial = study.ask()
             >>> study.tell(trial, error=0.08, epochs=30)  # 8% of the validation fold
             >>> study.ledger[trial].error
@@ -191,6 +225,8 @@ class Study(StoredStudy):
         """
         if not isinstance(trial, Trial):
             raise TypeError(f"trial must be one that ask() returned, not {trial!r}")
+        if trial in self._led:
+            return
         if outcome is None:
             outcome = _outcome(trial, error, cross_entropy, epochs, wrong)
         if not isinstance(outcome, Outcome):
@@ -364,12 +400,11 @@ class Study(StoredStudy):
         return self.result.comparison
 
     def summary(self) -> str:
-        """Return a summary of the finished study in a few lines.
+        """Return a summary of the study in a few lines; before its end, the best pairs so far.
 
         Example:
-            >>> from pseudograd.fleet import OwnRecipe
-            >>> from pseudograd.search import Protocol
-            >>> study = Study(None, Protocol(OwnRecipe("mine"), ks=(1, 2), initial_rate=0.1))
+            >>> from pseudograd import Study
+            >>> study = Study.own_training("mine", k=[1, 2], learning_rates=[0.1])
             >>> for trial in study:
             ...     study.tell(trial, error=0.1 * trial.k)
             >>> print(study.summary().splitlines()[0])
