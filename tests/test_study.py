@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import os
 import random
 import re
 import shutil
@@ -20,10 +21,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import ConcatDataset
 
 import pseudograd
 from pseudograd.cli import main
 from pseudograd.fleet import Outcome, Ramp, Trial
+from pseudograd.fleet.modules.examples import Examples, _Inputs
+from pseudograd.fleet.modules.feeds import Streamed
 from pseudograd.fleet.ramp import level
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.search import Study as AnyStudy
@@ -555,6 +559,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"network": lambda: Wrapped(Tensor.squeeze), "validation": (X[-46:], Y[-46:])},
         r"^network must return logits of shape \(1, classes\) for labels of .*, not \(3,\)$",
     ),
+    "workers": ({"num_workers": -1}, "^num_workers must be a whole number, 0 or more, not -1$"),
     "no number to ignore": ({"ignore_index": "pad"}, "ignore_index must be a whole number"),
     "unreadable": (
         {"train": Unreadable()},
@@ -650,6 +655,84 @@ def test_a_validation_set_may_be_a_dataset_and_processes_see_it() -> None:
     assert {trial: outcome.error for trial, outcome in tensors.ledger.items()} == {
         trial: outcome.error for trial, outcome in alone.ledger.items()
     }
+
+
+class Read(torch.utils.data.Dataset[Any]):
+    """Says which process read an example, in its second input, and perhaps adds noise."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self.noise, self.parent = noise, os.getpid()
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, at: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        elsewhere = torch.tensor(float(os.getpid() != self.parent))
+        noise = self.noise * torch.randn(6) if self.noise else torch.zeros(6)
+        return (X[at] + noise, elsewhere), Y[at]
+
+
+def test_worker_processes_read_the_same_batches() -> None:
+    rows = torch.randperm(120)[:100].reshape(5, 20)
+    source: ConcatDataset[Any] = ConcatDataset([_Inputs(Read(), "train")])
+    here, there = (Examples("data", (), Y[:120], 120, source, num_workers=n) for n in (0, 2))
+    state = torch.get_rng_state()
+    for alone, together in zip(here.batches(rows), there.batches(rows), strict=True):
+        assert torch.equal(alone[0], together[0])
+        assert not alone[1].any()
+        assert together[1].all()
+    assert torch.equal(torch.get_rng_state(), state)  # dropout does not depend on the workers
+    noisy: ConcatDataset[Any] = ConcatDataset([_Inputs(Read(1.0), "train")])
+    drawn = Examples("data", (), Y[:120], 120, noisy, num_workers=2)
+    first, second = (torch.cat([x for x, _ in drawn.batches([some])]) for some in rows[:2])
+    again = torch.cat([x for x, _ in drawn.batches([rows[0]])])
+    assert torch.equal(first, again)
+    assert not torch.equal(first - X[rows[0]], second - X[rows[1]])
+
+
+def test_a_gpu_gets_the_same_batches_from_threads_and_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tensor, "pin_memory", lambda one: one)  # which needs a GPU
+    rows = torch.randperm(120)[:100].reshape(10, 10)
+    source: ConcatDataset[Any] = ConcatDataset([_Inputs(Read(), "train")])
+    for workers in (0, 1):
+        examples = Examples("data", (), Y[:120], 120, source, num_workers=workers)
+        feed = Streamed(examples, 10, torch.device("cpu"))
+        for some, _ in zip(rows, feed.feed(rows), strict=True):
+            (inputs, elsewhere), labels = feed.take(some)
+            assert torch.equal(inputs, X[some])
+            assert torch.equal(labels, Y[some])
+            assert bool(elsewhere.all()) == bool(workers)
+
+
+class Many(torch.utils.data.Dataset[Any]):
+    """Too large for the memory, as far as a study can tell."""
+
+    def __len__(self) -> int:
+        return 180
+
+    def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
+        return X[at], Y[at]
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.Linear(12, 3))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_worker_processes_change_no_outcome(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pseudograd.data.dataset.memory", lambda: 0)
+    errors = []
+    for workers in (0, 1):
+        one = study(
+            None, network=dropping, train=Many(), num_workers=workers * (3 - slots),
+            k=(1,), learning_rates=(0.01, 0.02, 0.04), retrainings=1, epochs=1,
+        )  # fmt: skip
+        assert "train is larger than a third of the memory" in one.notes[0]
+        assert one.run(device="cpu", slots=slots, progress=False)
+        errors.append({trial: outcome.cross_entropy for trial, outcome in one.ledger.items()})
+    assert errors[0] == errors[1]
 
 
 def test_a_sweep_and_several_inputs_with_a_validation_set() -> None:

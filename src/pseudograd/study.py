@@ -90,6 +90,8 @@ class Study(search.Study):
         class_weights: A factor for each class, as for the loss.
         ignore_index: The label to ignore, as for the loss.
         compile: Whether to compile the network on a GPU.
+        num_workers: As for a DataLoader: how many processes read a Dataset that is read again in
+            every epoch, for each network that is being trained.
         classes: The names of the classes.
         name: A name for the data.
         seed: The random seed of the folds, the initial weights, the order of the examples, dropout
@@ -142,6 +144,7 @@ class Study(search.Study):
         class_weights: Sequence[float] | None = None,
         ignore_index: int = -100,
         compile: bool = True,
+        num_workers: int = 0,
         classes: Sequence[str | int] | None = None,
         name: str = "data",
         seed: int = 0,
@@ -185,7 +188,7 @@ class Study(search.Study):
         )
         recipe = self.training.recipe(name)  # checks the settings before the data are read
         own = None if are_numbers(validation) else validation
-        self.examples = Examples.of(train, test, name, ignore_index, own)
+        self.examples = Examples.of(train, test, name, ignore_index, own, num_workers)
         recipe = dataclasses.replace(
             recipe,
             data_hash=self.examples.sha256[:16],

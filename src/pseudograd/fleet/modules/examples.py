@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import random
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
 from pseudograd.data.parts import copies_in_words, count_copies
 from pseudograd.fleet.modules.code import describe
 from pseudograd.fleet.randomness import seeded
-from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.fleet.recipe import ModuleRecipe, is_whole
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
 from pseudograd.words import duration, first_line, listed, raised
@@ -42,6 +44,7 @@ class Examples:
         validation_size: The number of examples after the training ones that form a validation set
             of its own; 0 if networks are validated on a part of the training examples. The rest is
             the test set.
+        num_workers: As for a DataLoader: the processes that read ``source`` for one training.
 
     """
 
@@ -52,6 +55,7 @@ class Examples:
     source: Dataset[tuple[Tensor, ...]] | None = None
     notes: tuple[str, ...] = ()
     validation_size: int = 0
+    num_workers: int = 0
 
     @classmethod
     def of(
@@ -61,6 +65,7 @@ class Examples:
         name: str = "data",
         ignore_index: int = -100,
         validation: Any = None,
+        num_workers: int = 0,
     ) -> Examples:
         """Return the examples of a training, a test and perhaps a validation set.
 
@@ -72,6 +77,8 @@ class Examples:
             name: A name for the data.
             ignore_index: The label to ignore.
             validation: The validation set, in the same form; None if there is none.
+            num_workers: As for a `torch.utils.data.DataLoader`, for a Dataset that is read again in
+                every epoch.
 
         Example:
             >>> x, y = torch.rand(10, 3, 8, 8), torch.arange(10) % 2
@@ -80,6 +87,8 @@ class Examples:
             (8, 2, ((3, 8, 8),))
 
         """
+        if not is_whole(num_workers, 0, math.inf):
+            raise ValueError(f"num_workers must be a whole number, 0 or more, not {num_workers!r}")
         given = {"train": train, "validation": validation, "test": test}
         if validation is None:
             del given["validation"]
@@ -132,6 +141,7 @@ class Examples:
             source,
             tuple(notes),
             0 if validation is None else len(labels[1]),
+            num_workers,
         )
 
     @property
@@ -147,11 +157,14 @@ class Examples:
         name: str,
         train_size: int,
         validation_size: int,
+        num_workers: int,
         sha256: str,
     ) -> Examples:
         """Return examples that use the `arrays` of another process without copying them."""
         *inputs, labels = read_only(arrays)
-        found = cls(name, tuple(inputs), labels, train_size, source, (), validation_size)
+        found = cls(
+            name, tuple(inputs), labels, train_size, source, (), validation_size, num_workers
+        )
         vars(found)["sha256"] = sha256  # not computed again
         return found
 
@@ -166,7 +179,7 @@ class Examples:
     @property
     def known(self) -> tuple[Any, ...]:
         """What `shared` needs besides the source and the arrays."""
-        return self.name, self.train_size, self.validation_size, self.sha256
+        return self.name, self.train_size, self.validation_size, self.num_workers, self.sha256
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -177,8 +190,26 @@ class Examples:
         """Return the inputs of some examples, as they are stored."""
         if self.source is None:
             return tuple(one.index_select(0, rows) for one in self.inputs)
-        read = [self.source[row] for row in rows.tolist()]
-        return tuple(torch.stack(column) for column in zip(*read, strict=True))
+        return _stacked([self.source[row] for row in rows.tolist()])
+
+    def batches(self, several: Iterable[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the inputs of several batches in order; worker processes read them ahead."""
+        if self.source is None or not self.num_workers:
+            yield from map(self.batch, several)
+            return
+        order = [rows.tolist() for rows in several]
+        # Seed random transforms by the order, which differs from epoch to epoch, and draw nothing
+        # from the global generator, so that dropout is the same with any number of workers.
+        generator = torch.Generator().manual_seed(zlib.crc32(repr(order).encode()))
+        yield from DataLoader(
+            self.source,
+            batch_sampler=order,
+            num_workers=self.num_workers,
+            collate_fn=_stacked,
+            generator=generator,
+            # In a worker process of loky, the default would be loky's, which torch cannot use.
+            multiprocessing_context="fork" if sys.platform == "linux" else "spawn",
+        )
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -293,6 +324,10 @@ def _read_dataset(given: Any, which: str) -> _Part:
     why = "is larger than a third of the memory" if same else "changes each time it is read"
     note = f"{which} {why}, so its examples are read again in every epoch"
     return _Inputs(given, which), targets, note
+
+
+def _stacked(read: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    return tuple(torch.stack(column) for column in zip(*read, strict=True))
 
 
 def _form(inputs: Iterable[Tensor], label: Tensor) -> str:
