@@ -603,7 +603,7 @@ def test_what_cannot_be_pickled_is_named() -> None:
     read = Examples.of(Given(180, drawn), Given(60, drawn))
     for name, examples, its_training in (
         ("the network and its training", data, made),
-        ("the train or the test Dataset", read, training()),
+        ("a Dataset of the study", read, training()),
     ):
         trials = [trial(its_training, examples, k) for k in (0.5, 1)]
         with pytest.raises(ValueError, match=rf"^{name} must be picklable .*lock") as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import os
 import random
 import re
 import shutil
@@ -20,11 +21,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import ConcatDataset
 
 import pseudograd
 from pseudograd.cli import main
 from pseudograd.fleet import Outcome, Ramp, Trial
+from pseudograd.fleet.modules.examples import Examples, _Inputs
+from pseudograd.fleet.modules.feeds import Streamed
 from pseudograd.fleet.ramp import level
+from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.search import Study as AnyStudy
 from pseudograd.search.networks import ModuleEnsemble
 from pseudograd.search.protocol import NetworkProtocol
@@ -534,7 +539,27 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizer": torch.optim.SGD(network().parameters())},
         r"optimizer must be a class such as torch.optim.AdamW, not SGD \( Parameter Group 0",
     ),
-    "sets to validate on": ({"validation": TEST}, r"validation must be a fraction .* not \(tensor"),
+    "a number of examples to validate on": (
+        {"validation": 45},
+        "^validation must be a fraction between 0 and 1",
+    ),
+    "a text to validate on": (
+        {"validation": "0.1"},
+        r"^validation must have examples \(x, y\), but example 0 cannot be read",
+    ),
+    "another validation shape": (
+        {"validation": (TEST[0][:, :5], TEST[1])},
+        r"^validation must have .* the same shapes and types as train, \(6,\) float32, not \(5,\)",
+    ),
+    "too few outputs for the validation set": (
+        {"validation": (TEST[0], TEST[1] + 1)},
+        "^network has 3 outputs, but validation has the label 3: labels start at 0, so give it 4",
+    ),
+    "a single example at the end of the validation set": (
+        {"network": lambda: Wrapped(Tensor.squeeze), "validation": (X[-46:], Y[-46:])},
+        r"^network must return logits of shape \(1, classes\) for labels of .*, not \(3,\)$",
+    ),
+    "workers": ({"num_workers": -1}, "^num_workers must be a whole number, 0 or more, not -1$"),
     "no number to ignore": ({"ignore_index": "pad"}, "ignore_index must be a whole number"),
     "unreadable": (
         {"train": Unreadable()},
@@ -579,6 +604,152 @@ def test_bad_input_gets_one_sentence(case: str) -> None:
     with pytest.raises((ValueError, TypeError), match=sentence) as problem:
         study(None, **settings)
     assert "\n" not in str(problem.value)
+
+
+OWN = {"train": (X[:120], Y[:120]), "validation": (X[120:180], Y[120:180])}
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_a_validation_set_of_its_own(tmp_path: Path, patience: int | None) -> None:
+    one = run(study(tmp_path, **OWN, patience=patience, batch_size=20, epochs=3))
+    assert one.protocol.repetitions == 1
+    recipe = one.protocol.recipe
+    assert isinstance(recipe, ModuleRecipe)
+    assert recipe.validation == 60
+    judge, tested = one.examples.labels.split([60, 60, 60, 60])[2:]
+    assert len(judge) == len(tested) == one.examples.test_size == 60
+    seeds: dict[bool, set[int]] = {}
+    for trial, outcome in one.ledger.items():
+        cut = one.examples.parts(recipe, trial.split)
+        assert cut.train.tolist() == [*range(120)]
+        assert cut.stop.tolist() == ([] if patience is None else [*range(120, 180)])
+        first = 180 if trial.split.retrain else 120
+        assert cut.judge.tolist() == [*range(first, first + 60)]
+        assert round(outcome.error * 60, 6) % 1 == 0
+        seeds.setdefault(trial.split.retrain, set()).add(trial.seed)
+    assert not seeds[True] & seeds[False]  # or a final network would be one of the search
+    wrong = (one.model()(TEST[0]).argmax(1) != TEST[1]).float().mean()
+    assert float(wrong) == pytest.approx(one.comparison.chosen[0].error)
+    assert one.assessment["model"]["count"] == 60
+    page = one.report().read_text(encoding="utf-8")
+    assert "<dt>Validation</dt><dd>60 examples of their own; " in page
+    assert AnyStudy.open(tmp_path).protocol == one.protocol
+
+
+def test_a_validation_set_may_be_a_dataset_and_processes_see_it() -> None:
+    class Jittered(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 120
+
+        def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
+            return X[at] + 0.1 * torch.randn(6), Y[at]
+
+    plain = torch.utils.data.TensorDataset(*OWN["validation"])
+    one = study(None, train=Jittered(), validation=plain, retrainings=0, k=(1,))
+    assert one.run(device="cpu", slots=2, progress=False)
+    rows = torch.arange(120, 180)
+    assert torch.equal(one.examples.batch(rows)[0], X[rows])
+    tensors = study(None, **OWN, retrainings=0)
+    assert tensors.run(device="cpu", slots=2, progress=False)
+    alone = run(study(None, **OWN, retrainings=0))
+    assert {trial: outcome.error for trial, outcome in tensors.ledger.items()} == {
+        trial: outcome.error for trial, outcome in alone.ledger.items()
+    }
+
+
+class Read(torch.utils.data.Dataset[Any]):
+    """Says which process read an example, in its second input, and perhaps adds noise."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self.noise, self.parent = noise, os.getpid()
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, at: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        elsewhere = torch.tensor(float(os.getpid() != self.parent))
+        noise = self.noise * torch.randn(6) if self.noise else torch.zeros(6)
+        return (X[at] + noise, elsewhere), Y[at]
+
+
+def test_worker_processes_read_the_same_batches() -> None:
+    rows = torch.randperm(120)[:100].reshape(5, 20)
+    source: ConcatDataset[Any] = ConcatDataset([_Inputs(Read(), "train")])
+    here, there = (Examples("data", (), Y[:120], 120, source, num_workers=n) for n in (0, 2))
+    state = torch.get_rng_state()
+    for alone, together in zip(here.batches(rows), there.batches(rows), strict=True):
+        assert torch.equal(alone[0], together[0])
+        assert not alone[1].any()
+        assert together[1].all()
+    assert torch.equal(torch.get_rng_state(), state)  # dropout does not depend on the workers
+    noisy: ConcatDataset[Any] = ConcatDataset([_Inputs(Read(1.0), "train")])
+    drawn = Examples("data", (), Y[:120], 120, noisy, num_workers=2)
+    first, second = (torch.cat([x for x, _ in drawn.batches([some])]) for some in rows[:2])
+    again = torch.cat([x for x, _ in drawn.batches([rows[0]])])
+    assert torch.equal(first, again)
+    assert not torch.equal(first - X[rows[0]], second - X[rows[1]])
+
+
+def test_a_gpu_gets_the_same_batches_from_threads_and_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tensor, "pin_memory", lambda one: one)  # which needs a GPU
+    rows = torch.randperm(120)[:100].reshape(10, 10)
+    source: ConcatDataset[Any] = ConcatDataset([_Inputs(Read(), "train")])
+    for workers in (0, 1):
+        examples = Examples("data", (), Y[:120], 120, source, num_workers=workers)
+        feed = Streamed(examples, 10, torch.device("cpu"))
+        for some, _ in zip(rows, feed.feed(rows), strict=True):
+            (inputs, elsewhere), labels = feed.take(some)
+            assert torch.equal(inputs, X[some])
+            assert torch.equal(labels, Y[some])
+            assert bool(elsewhere.all()) == bool(workers)
+
+
+class Many(torch.utils.data.Dataset[Any]):
+    """Too large for the memory, as far as a study can tell."""
+
+    def __len__(self) -> int:
+        return 180
+
+    def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
+        return X[at], Y[at]
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.Linear(12, 3))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_worker_processes_change_no_outcome(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pseudograd.data.dataset.memory", lambda: 0)
+    errors = []
+    for workers in (0, 1):
+        one = study(
+            None, network=dropping, train=Many(), num_workers=workers * (3 - slots),
+            k=(1,), learning_rates=(0.01, 0.02, 0.04), retrainings=1, epochs=1,
+        )  # fmt: skip
+        assert "train is larger than a third of the memory" in one.notes[0]
+        assert one.run(device="cpu", slots=slots, progress=False)
+        errors.append({trial: outcome.cross_entropy for trial, outcome in one.ledger.items()})
+    assert errors[0] == errors[1]
+
+
+def test_a_sweep_and_several_inputs_with_a_validation_set() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return self.inner(x + y).unsqueeze(2).expand(-1, -1, 4)
+
+    def two(x: Tensor, y: Tensor) -> tuple[Any, Tensor]:
+        return (x, x), y[:, None].expand(-1, 4)
+
+    sets = {name: two(*pair) for name, pair in {**OWN, "test": TEST}.items()}
+    one = run(study(None, network=Sum, **sets, learning_rates=(), k=(1,), retrainings=1))
+    assert one.assessment["model"]["count"] == 4 * 60
 
 
 def test_a_network_may_change_its_inputs_in_place() -> None:

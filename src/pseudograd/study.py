@@ -79,10 +79,11 @@ class Study(search.Study):
         clip: The norm to clip the gradient of all parameters to; None for no clipping.
         patience: Stop after this many epochs without a lower validation error, and keep the best
             epoch; None keeps the last.
-        validation: The fraction of the training examples to validate on, such as 0.1 (with
+        validation: A validation set in the same form as ``train``, which is then trained on as a
+            whole; or the fraction of the training examples to validate on, such as 0.1 (with
             patience, the same fraction again for early stopping); None for the paper's five folds.
-        repetitions: The number of networks per pair, each trained on another split; by default 5,
-            or 1 if ``validation`` is given.
+        repetitions: The number of networks per pair, each trained on another split, or with a
+            validation set from another seed; by default 5, or 1 if ``validation`` is given.
         retrainings: The number of final networks with the chosen k, and with k = 1, to compare.
         augment: A function of a batch of inputs, applied on the device during training.
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
@@ -90,6 +91,8 @@ class Study(search.Study):
         class_weights: A factor for each class, as for the loss.
         ignore_index: The label to ignore, as for the loss.
         compile: Whether to compile the network on a GPU.
+        num_workers: As for a DataLoader: how many processes read a Dataset that is read again in
+            every epoch, for each network that is being trained.
         classes: The names of the classes.
         name: A name for the data.
         seed: The random seed of the folds, the initial weights, the order of the examples, dropout
@@ -134,7 +137,7 @@ class Study(search.Study):
         schedule: str | Schedule = "cosine",
         clip: float | None = None,
         patience: int | None = None,
-        validation: float | None = None,
+        validation: Any = None,
         repetitions: int | None = None,
         retrainings: int = 5,
         augment: Augment | None = None,
@@ -143,6 +146,7 @@ class Study(search.Study):
         class_weights: Sequence[float] | None = None,
         ignore_index: int = -100,
         compile: bool = True,
+        num_workers: int = 0,
         classes: Sequence[str | int] | None = None,
         name: str = "data",
         seed: int = 0,
@@ -175,7 +179,7 @@ class Study(search.Study):
             schedule,
             clip,
             patience,
-            validation,
+            float(validation) if are_numbers(validation) else None,
             augment,
             precision,
             label_smoothing,
@@ -185,8 +189,13 @@ class Study(search.Study):
             other,
         )
         recipe = self.training.recipe(name)  # checks the settings before the data are read
-        self.examples = Examples.of(train, test, name, ignore_index)
-        recipe = dataclasses.replace(recipe, data_hash=self.examples.sha256[:16])
+        own = None if are_numbers(validation) else validation
+        self.examples = Examples.of(train, test, name, ignore_index, own, num_workers)
+        recipe = dataclasses.replace(
+            recipe,
+            data_hash=self.examples.sha256[:16],
+            validation=self.examples.validation_size or recipe.validation,
+        )
         protocol = _protocol(
             NetworkProtocol,
             recipe,

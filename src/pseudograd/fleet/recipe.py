@@ -252,7 +252,8 @@ class ModuleRecipe(Recipe):
         schedule: The learning rate schedule.
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         patience: Stop after this many epochs without a better one; None to keep the last epoch.
-        validation: The fraction of the training examples held out; None for five folds.
+        validation: The fraction of the training examples held out; None for five folds; or, as a
+            whole number, the size of a validation set of its own.
         augment: The augmentation of a batch of inputs in training.
         precision: "float32", "tf32" or "bf16".
         label_smoothing: As for the loss.
@@ -304,7 +305,9 @@ class ModuleRecipe(Recipe):
             "a whole number above 0, or None",
         )
         require(
-            self.validation is None or (are_numbers(self.validation) and 0 < self.validation < 1),
+            self.validation is None
+            or is_whole(self.validation, 1, math.inf)
+            or (are_numbers(self.validation) and 0 < self.validation < 1),
             "validation",
             "a fraction between 0 and 1, such as 0.1, or None for five folds",
         )

@@ -265,7 +265,7 @@ class ModuleRunner(_Tasks):
         return {
             "arrays": examples.arrays,
             "functions": functions,
-            "known": (examples.name, examples.train_size, examples.sha256),
+            "known": examples.known,
         }
 
 

@@ -63,7 +63,7 @@ class ModuleEnsemble(nn.Module):
 
 def can_assess(examples: Examples, classes: Sequence[Any]) -> bool:
     """Return whether the probabilities of the test set fit into memory."""
-    return examples.labels[examples.train_size :].numel() * len(classes) <= _MOST_NUMBERS
+    return examples.labels[-examples.test_size :].numel() * len(classes) <= _MOST_NUMBERS
 
 
 def assess_networks(
@@ -92,7 +92,7 @@ def assess_networks(
     """
     if not can_assess(examples, classes):
         return {}
-    rows = torch.arange(examples.train_size, len(examples))
+    rows = torch.arange(len(examples))[-examples.test_size :]
     labels = examples.labels[rows].flatten()
     several = len(labels) // len(rows)
     matters = labels != training.ignore_index

@@ -502,4 +502,7 @@ def trial_at(
     """Return the trial of a pair of k and rate in one repetition."""
     # Every k and rate gets the same initial weights, order and folds, so differences are paired.
     split = Split(seed, repetition, retrain, test, bagged)
-    return Trial(recipe, k, rate, split, seed=1000 * seed + repetition)
+    # With a validation set of its own, final networks train on the same examples as those of the
+    # search, so only another seed makes them independent of the choice.
+    own = isinstance(getattr(recipe, "validation", None), int)
+    return Trial(recipe, k, rate, split, 1000 * seed + repetition + 500 * (own and retrain))

@@ -136,7 +136,9 @@ def _checked_logits(logits: Any, training: Training, examples: Examples, size: i
     present = examples.labels.where(examples.labels != training.ignore_index, -1)
     highest = int(present.max())
     if highest >= classes:
-        part = "train" if int(present[: examples.train_size].max()) == highest else "test"
+        sizes = [examples.train_size, examples.validation_size, examples.test_size]
+        parts = zip(("train", "validation", "test"), present.split(sizes), strict=True)
+        part = next(name for name, labels in parts if bool((labels == highest).any()))
         raise ValueError(
             f"network has {counted(classes, 'output')}, but {part} has the label {highest}: "
             f"labels start at 0, so give it {highest + 1} outputs or change the labels"
@@ -183,6 +185,8 @@ def _check_extremes(training: Training, module: nn.Module, examples: Examples) -
 
 def _check_sizes(training: Training, examples: Examples) -> None:
     count, share = examples.train_size, training.validation
+    if examples.validation_size:
+        return
     if share is None:
         if count < FOLDS:
             raise ValueError(
@@ -201,4 +205,6 @@ def _has_single(training: Training, examples: Examples) -> bool:
     """Return whether the last batch of an evaluation has one example."""
     count, share, size = examples.train_size, training.validation, training.batch_size
     judged = (count // FOLDS, -(-count // FOLDS)) if share is None else (round(share * count),)
+    if examples.validation_size:
+        judged = (examples.validation_size,)
     return any(one % size == 1 % size for one in (examples.test_size, *judged))

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import random
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
 from pseudograd.data.parts import copies_in_words, count_copies
 from pseudograd.fleet.modules.code import describe
 from pseudograd.fleet.randomness import seeded
-from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.fleet.recipe import ModuleRecipe, is_whole
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
 from pseudograd.words import duration, first_line, listed, raised
@@ -28,17 +30,21 @@ from pseudograd.words import duration, first_line, listed, raised
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples of a classification problem, the training ones first.
+    """Examples of a classification problem: training, validation, then test examples.
 
     Attributes:
         name: The name that recipes refer to.
         inputs: The network's inputs, one tensor per argument, one row per example; () if they are
             read from ``source``.
         labels: Class indices, shape (examples) or, for sequences and images, (examples, ...).
-        train_size: The number of training examples; the rest is the test set.
+        train_size: The number of training examples.
         source: Reads the inputs of an example, if they do not fit into memory or change from one
             read to the next.
         notes: Remarks for the user on how the data is used.
+        validation_size: The number of examples after the training ones that form a validation set
+            of its own; 0 if networks are validated on a part of the training examples. The rest is
+            the test set.
+        num_workers: As for a DataLoader: the processes that read ``source`` for one training.
 
     """
 
@@ -48,10 +54,20 @@ class Examples:
     train_size: int
     source: Dataset[tuple[Tensor, ...]] | None = None
     notes: tuple[str, ...] = ()
+    validation_size: int = 0
+    num_workers: int = 0
 
     @classmethod
-    def of(cls, train: Any, test: Any, name: str = "data", ignore_index: int = -100) -> Examples:
-        """Return the examples of a training and a test set.
+    def of(
+        cls,
+        train: Any,
+        test: Any,
+        name: str = "data",
+        ignore_index: int = -100,
+        validation: Any = None,
+        num_workers: int = 0,
+    ) -> Examples:
+        """Return the examples of a training, a test and perhaps a validation set.
 
         Args:
             train: A pair of inputs and labels, or a map-style `torch.utils.data.Dataset` of such
@@ -60,6 +76,9 @@ class Examples:
             test: The test set, in the same form.
             name: A name for the data.
             ignore_index: The label to ignore.
+            validation: The validation set, in the same form; None if there is none.
+            num_workers: As for a `torch.utils.data.DataLoader`, for a Dataset that is read again in
+                every epoch.
 
         Example:
             >>> x, y = torch.rand(10, 3, 8, 8), torch.arange(10) % 2
@@ -68,15 +87,21 @@ class Examples:
             (8, 2, ((3, 8, 8),))
 
         """
-        first, labels, note = _read(train, "train")
-        second, tested, other_note = _read(test, "test")
-        if (wanted := _form(first[0], labels[0])) != (found := _form(second[0], tested[0])):
-            raise ValueError(
-                f"test must have examples of the same shapes and types as train, {wanted}, not "
-                f"{found}"
-            )
-        known, there = ({*one.unique().tolist()} - {ignore_index} for one in (labels, tested))
-        for classes, which in ((known, "train"), (there, "test")):
+        if not is_whole(num_workers, 0, math.inf):
+            raise ValueError(f"num_workers must be a whole number, 0 or more, not {num_workers!r}")
+        given = {"train": train, "validation": validation, "test": test}
+        if validation is None:
+            del given["validation"]
+        sets, labels, told = zip(*(_read(one, which) for which, one in given.items()), strict=True)
+        wanted, *others = (_form(one[0], y[0]) for one, y in zip(sets, labels, strict=True))
+        present = [{*y.unique().tolist()} - {ignore_index} for y in labels]
+        for which, found in zip([*given][1:], others, strict=True):
+            if found != wanted:
+                raise ValueError(
+                    f"{which} must have examples of the same shapes and types as train, {wanted}, "
+                    f"not {found}"
+                )
+        for which, classes in zip(given, present, strict=True):
             if not classes:
                 raise ValueError(f"{which} must have labels other than ignore_index")
             if (lowest := min(classes)) < 0:
@@ -84,28 +109,40 @@ class Examples:
                     f"{which} must have labels of at least 0, or ignore_index ({ignore_index}), "
                     f"not {lowest}"
                 )
+        known = present[0]
         if len(known) == 1:
             raise ValueError(
                 f"train must have labels of two or more classes, but all are {min(known)}"
             )
-        notes = [note, other_note]
-        if any(one.dtype == torch.uint8 for one in first[0]):
+        notes = [*filter(None, told)]
+        if any(one.dtype == torch.uint8 for one in sets[0][0]):
             notes.append("bytes are divided by 255, as ToTensor does")
-        if unknown := there - known:
-            notes.append(
-                f"test has labels that train has not, {listed(sorted(unknown))}: no network can "
-                "learn to predict them"
-            )
+        for which, classes in zip(given, present, strict=True):
+            if unknown := classes - known:
+                notes.append(
+                    f"{which} has labels that train has not, {listed(sorted(unknown))}: no network "
+                    "can learn to predict them"
+                )
         inputs: tuple[Tensor, ...] = ()
-        source: Dataset[tuple[Tensor, ...]] | None = ConcatDataset([first, second])
-        if isinstance(first, TensorDataset) and isinstance(second, TensorDataset):
-            both = [*zip(first.tensors, second.tensors, strict=True), (labels, tested)]
-            others, rows = ([one.numpy() for one in part] for part in zip(*both, strict=True))
-            if copies := count_copies(rows, others):
-                notes.append(copies_in_words(copies, len(tested), "example"))
-            inputs, source = tuple(map(torch.cat, both[:-1])), None
-        told = tuple(filter(None, notes))
-        return cls(name, inputs, torch.cat([labels, tested]), len(labels), source, told)
+        source: Dataset[tuple[Tensor, ...]] | None = ConcatDataset(sets)
+        if all(isinstance(one, TensorDataset) for one in sets):
+            columns = [one.tensors for one in sets]
+            rows = [
+                [one.numpy() for one in (*part, y)] for part, y in zip(columns, labels, strict=True)
+            ]
+            if copies := count_copies(rows[-1], rows[0]):
+                notes.append(copies_in_words(copies, len(labels[-1]), "example"))
+            inputs, source = tuple(map(torch.cat, zip(*columns, strict=True))), None
+        return cls(
+            name,
+            inputs,
+            torch.cat(labels),
+            len(labels[0]),
+            source,
+            tuple(notes),
+            0 if validation is None else len(labels[1]),
+            num_workers,
+        )
 
     @property
     def arrays(self) -> list[np.ndarray[Any, Any]]:
@@ -119,11 +156,15 @@ class Examples:
         arrays: Iterable[np.ndarray[Any, Any]],
         name: str,
         train_size: int,
+        validation_size: int,
+        num_workers: int,
         sha256: str,
     ) -> Examples:
         """Return examples that use the `arrays` of another process without copying them."""
         *inputs, labels = read_only(arrays)
-        found = cls(name, tuple(inputs), labels, train_size, source)
+        found = cls(
+            name, tuple(inputs), labels, train_size, source, (), validation_size, num_workers
+        )
         vars(found)["sha256"] = sha256  # not computed again
         return found
 
@@ -133,7 +174,12 @@ class Examples:
     @property
     def test_size(self) -> int:
         """The number of test examples."""
-        return len(self.labels) - self.train_size
+        return len(self.labels) - self.train_size - self.validation_size
+
+    @property
+    def known(self) -> tuple[Any, ...]:
+        """What `shared` needs besides the source and the arrays."""
+        return self.name, self.train_size, self.validation_size, self.num_workers, self.sha256
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -144,8 +190,26 @@ class Examples:
         """Return the inputs of some examples, as they are stored."""
         if self.source is None:
             return tuple(one.index_select(0, rows) for one in self.inputs)
-        read = [self.source[row] for row in rows.tolist()]
-        return tuple(torch.stack(column) for column in zip(*read, strict=True))
+        return _stacked([self.source[row] for row in rows.tolist()])
+
+    def batches(self, several: Iterable[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the inputs of several batches in order; worker processes read them ahead."""
+        if self.source is None or not self.num_workers:
+            yield from map(self.batch, several)
+            return
+        order = [rows.tolist() for rows in several]
+        # Seed random transforms by the order, which differs from epoch to epoch, and draw nothing
+        # from the global generator, so that dropout is the same with any number of workers.
+        generator = torch.Generator().manual_seed(zlib.crc32(repr(order).encode()))
+        yield from DataLoader(
+            self.source,
+            batch_sampler=order,
+            num_workers=self.num_workers,
+            collate_fn=_stacked,
+            generator=generator,
+            # In a worker process of loky, the default would be loky's, which torch cannot use.
+            multiprocessing_context="fork" if sys.platform == "linux" else "spawn",
+        )
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -160,8 +224,15 @@ class Examples:
     def parts(self, recipe: ModuleRecipe, split: Split) -> Parts:
         """Return the examples of each role, as `Split.indices` does.
 
-        All parts are stratified if every example has one label.
+        All parts are stratified if every example has one label. With a validation set of its own,
+        all splits train on all training examples.
         """
+        train, own, test = torch.arange(len(self)).split(
+            [self.train_size, self.validation_size, self.test_size]
+        )
+        if len(own):
+            stop = own[:0] if recipe.patience is None else own
+            return Parts(train, stop, test if split.retrain else own)
         labels = self.labels[: self.train_size]
         has_classes = labels.dim() == 1 and bool((labels >= 0).all())
         cut = indices(
@@ -171,7 +242,6 @@ class Examples:
             held_out=recipe.validation,
             labels=labels if has_classes else None,
         )
-        test = torch.arange(self.train_size, len(self))
         return Parts(cut.train, cut.stop, test if split.retrain else cut.judge)
 
 
@@ -254,6 +324,10 @@ def _read_dataset(given: Any, which: str) -> _Part:
     why = "is larger than a third of the memory" if same else "changes each time it is read"
     note = f"{which} {why}, so its examples are read again in every epoch"
     return _Inputs(given, which), targets, note
+
+
+def _stacked(read: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    return tuple(torch.stack(column) for column in zip(*read, strict=True))
 
 
 def _form(inputs: Iterable[Tensor], label: Tensor) -> str:

@@ -39,7 +39,7 @@ class Taker:
 
 
 class Streamed(Taker):
-    """Provides batches that host threads prefetch into pinned memory.
+    """Provides batches that host threads, or a DataLoader, prefetch into pinned memory.
 
     Args:
         examples: The examples.
@@ -61,20 +61,28 @@ class Streamed(Taker):
 
     def feed(self, rows: Tensor) -> Iterator[None]:
         """Copy each batch of rows to the device before its step."""
-        rows = rows.cpu()
-        coming = deque(self.readers.submit(self._read, some) for some in rows[:_BATCHES_AHEAD])
-        for at in range(len(rows)):
-            *inputs, labels = coming.popleft().result()
-            if at + _BATCHES_AHEAD < len(rows):
-                coming.append(self.readers.submit(self._read, rows[at + _BATCHES_AHEAD]))
-            for mine, new in zip((*self.inputs, self.labels), (*inputs, labels), strict=True):
+        for batch in self._ahead(rows.cpu()):
+            for mine, new in zip((*self.inputs, self.labels), batch, strict=True):
                 mine.copy_(new, non_blocking=True)
             yield
 
+    def _ahead(self, rows: Tensor) -> Iterator[list[Tensor]]:
+        """Yield the inputs and labels of each batch."""
+        if self.examples.num_workers:
+            yield from map(self._pinned, rows, self.examples.batches(rows))
+            return
+        coming = deque(self.readers.submit(self._read, some) for some in rows[:_BATCHES_AHEAD])
+        for at in range(len(rows)):
+            batch = coming.popleft().result()
+            if at + _BATCHES_AHEAD < len(rows):
+                coming.append(self.readers.submit(self._read, rows[at + _BATCHES_AHEAD]))
+            yield batch
+
     def _read(self, rows: Tensor) -> list[Tensor]:
-        return [
-            one.pin_memory() for one in (*self.examples.batch(rows), self.examples.labels[rows])
-        ]
+        return self._pinned(rows, self.examples.batch(rows))
+
+    def _pinned(self, rows: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        return [one.pin_memory() for one in (*inputs, self.examples.labels[rows])]
 
 
 def fits(examples: Examples, device: torch.device) -> bool:

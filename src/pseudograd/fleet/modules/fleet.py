@@ -118,7 +118,12 @@ class ModuleFleet:
         if any(trial.recipe != recipe for trial in pending):
             raise ValueError("trials of one fleet must share a recipe")
         ours = self.training.recipe(recipe.data, recipe.data_hash)
-        ours = dataclasses.replace(ours, epochs=recipe.epochs, patience=recipe.patience)
+        ours = dataclasses.replace(
+            ours,
+            epochs=recipe.epochs,
+            patience=recipe.patience,
+            validation=self.examples.validation_size or ours.validation,
+        )
         for field in dataclasses.fields(recipe):
             theirs, mine = getattr(recipe, field.name), getattr(ours, field.name)
             if theirs != mine:

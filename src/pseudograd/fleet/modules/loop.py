@@ -80,12 +80,13 @@ def train(
             order = randomness.order(seeds, torch.tensor([course.epoch]), len(cut.train))[0]
             order = cut.train[order[: steps * size]].reshape(steps, size)
             module.train()
-            for at, rows in enumerate(order, course.epoch * steps):
+            read = zip(order, examples.batches(order), strict=True)
+            for at, (rows, found) in enumerate(read, course.epoch * steps):
                 if stop():
                     return None
                 for group, share in zip(optimizer.param_groups, relative, strict=True):
                     group["lr"] = rates[at] * share
-                inputs = tuple(one.to(device) for one in examples.batch(rows))
+                inputs = tuple(one.to(device) for one in found)
                 labels = examples.labels[rows].to(device)
                 logits = training.logits(module, training.augmented(prepared(inputs)))
                 loss = training.loss(logits, labels, ks[at])
@@ -163,8 +164,9 @@ def _logits(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches of rows with their float32 logits, in evaluation mode."""
     module.eval()
-    for some in rows.split(training.batch_size):
-        inputs = tuple(one.to(device) for one in examples.batch(some))
+    several = rows.split(training.batch_size)
+    for some, found in zip(several, examples.batches(several), strict=True):
+        inputs = tuple(one.to(device) for one in found)
         yield some, training.logits(module, prepared(inputs)).float()
 
 

@@ -59,8 +59,7 @@ class Processes:
         for file, array in zip(files, examples.arrays, strict=True):
             np.save(file, array)
         self.folder = folder
-        known = examples.name, examples.train_size, examples.sha256
-        self.task = (functions, keep_parameters, files, *known)
+        self.task = (functions, keep_parameters, files, *examples.known)
         self._executor: Any = None
 
     def close(self) -> None:
@@ -144,7 +143,7 @@ def pickled(dumps: Callable[[Any], bytes], training: Training, source: Any) -> b
     name = "the network and its training"
     try:
         dumps(training)
-        name = "the train or the test Dataset"
+        name = "a Dataset of the study"
         return dumps((training, source))
     except Exception as problem:
         raise ValueError(
