@@ -25,6 +25,7 @@ import pseudograd
 from pseudograd.cli import main
 from pseudograd.fleet import Outcome, Ramp, Trial
 from pseudograd.fleet.ramp import level
+from pseudograd.rules import generalized_cross_entropy
 from pseudograd.search import Study as AnyStudy
 from pseudograd.search.networks import ModuleEnsemble
 from pseudograd.search.protocol import NetworkProtocol
@@ -458,6 +459,31 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "augment": (
         {"augment": lambda x: x[:1]},
         r"^network must return logits of shape \(4, classes\) .* not \(1, 3\)$",
+    ),
+    "augment without the labels it takes": (
+        {"augment": lambda x, y: x},
+        r"^training fails .*: augment must return both inputs and labels if it takes both$",
+    ),
+    "augmented labels": (
+        {"augment": lambda x, y: (x, 3)},
+        "^augment must return labels as a tensor, not as int$",
+    ),
+    "probabilities of too few classes": (
+        {"augment": lambda x, y: (x, torch.ones(len(y), 2))},
+        r"^augment must return probabilities of shape \(4, 3\), not \(4, 2\)$",
+    ),
+    "probabilities with a rule": (
+        {
+            "augment": lambda x, y: (x, nn.functional.one_hot(y, 3).float()),
+            "rule": generalized_cross_entropy,
+            "k": (0, 0.5),
+            "baseline": 0,
+        },
+        "^augment must return class indices, not probabilities: a rule needs hard labels$",
+    ),
+    "probabilities with an index to ignore": (
+        {"augment": lambda x, y: (x, nn.functional.one_hot(y, 3).float()), "ignore_index": 7},
+        "^augment must return class indices, not probabilities, if ignore_index is 0 or more$",
     ),
     "augment by NumPy": (
         {"augment": lambda x: x * np.random.rand()},  # noqa: NPY002

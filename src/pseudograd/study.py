@@ -83,7 +83,9 @@ class Study(search.Study):
         repetitions: The number of networks per pair, each trained on another split; by default 5,
             or 1 if ``validation`` is given.
         retrainings: The number of final networks with the chosen k, and with k = 1, to compare.
-        augment: A function of a batch of inputs, applied on the device during training.
+        augment: A function of a batch of inputs, or of inputs and labels that returns both (as
+            Mixup does), applied on the device during training. The labels that it returns are class
+            indices or, without a rule, probabilities (N, classes, ...).
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
         label_smoothing: As for the loss; not with a rule.
         class_weights: A factor for each class, as for the loss.
