@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -605,6 +606,17 @@ def test_bad_input_gets_one_sentence(case: str) -> None:
     with pytest.raises((ValueError, TypeError), match=sentence) as problem:
         study(None, **settings)
     assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+def test_a_network_may_return_its_logits_in_an_object(kind: Any, finished: Study) -> None:
+    """As the models of transformers do; the model of the study is the user's own."""
+    one = run(study(network=lambda: Wrapped(lambda z: kind(loss=None, logits=z))))
+    assert [outcome.error for outcome in one.ledger.values()] == [
+        outcome.error for outcome in finished.ledger.values()
+    ]
+    assert isinstance(one.model()(X), kind)
+    assert one.ensemble()(X).shape == (240, 3)
 
 
 def test_a_network_may_change_its_inputs_in_place() -> None:

@@ -55,7 +55,7 @@ class Study(search.Study):
 
     Args:
         network: A function that returns a new, untrained module; its outputs are logits, without a
-            softmax.
+            softmax, or an object or a dict with ``logits``.
         train: A pair of inputs and labels (tensors or arrays), or a map-style Dataset of such
             pairs; inputs are a tuple if the network takes several arguments. uint8 images are
             divided by 255.

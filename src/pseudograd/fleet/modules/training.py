@@ -200,11 +200,12 @@ class Training:
         with seeded(seed):
             return self.network()
 
-    def logits(self, module: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+    def logits(self, module: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Tensor:
         """Return the network's logits for a batch."""
         device = inputs[0].device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
-            return module(*inputs)
+            logits: Tensor = logits_of(module(*inputs))
+            return logits
 
     def loss(self, logits: Tensor, labels: Tensor, k: float | Tensor) -> Tensor:
         """Return the loss of a batch for class indices or probabilities."""
@@ -247,6 +248,19 @@ class Training:
             return False
         needed = [one for one in given.values() if one.default is one.empty]
         return sum(one.kind.name.startswith("POSITIONAL") for one in needed) == 2
+
+
+def logits_of(outputs: Any) -> Any:
+    """Return the logits among a network's outputs, such as those of Hugging Face's models.
+
+    Example:
+        >>> logits_of({"loss": None, "logits": torch.zeros(2, 3)}).shape
+        torch.Size([2, 3])
+
+    """
+    if isinstance(outputs, Mapping):
+        return outputs.get("logits", outputs)
+    return getattr(outputs, "logits", outputs)
 
 
 def _counts_epochs(schedule: Schedule) -> bool:
