@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import pseudograd
 from pseudograd.cli import main
@@ -494,7 +495,21 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"train": [(torch.zeros(6), label) for label in ([0], [1, 2], [0])]},
         r"train must have .* example 1 has \(6,\) float32 with labels \(2,\) and .* labels \(1,\)",
     ),
-    "one k": ({"k": 1}, r"k must be several values, such as \[1\], not 1"),
+    "one k": ({"k": 1}, r"^k must be several values, such as \(0.5, 1\), not 1$"),
+    "one k, not 1": ({"k": 2.0}, r"^k must be several values, such as \(2.0, 1\), not 2.0$"),
+    "an argument of run": ({"device": "cpu"}, r"^device belongs to run\(device=...\)$"),
+    "a DataLoader": (
+        {"train": DataLoader(TensorDataset(*TRAIN))},
+        r"^train must be a pair .inputs, labels. or .*, not DataLoader: pass its dataset$",
+    ),
+    "classes last": (
+        {
+            "network": lambda: nn.Linear(2, 4),
+            "train": (torch.ones(180, 6, 2), torch.arange(1080).reshape(180, 6) % 4),
+            "test": (torch.ones(60, 6, 2), torch.arange(360).reshape(60, 6) % 4),
+        },
+        r"^network must return logits of shape \(4, classes, 6\) for .*: use .movedim\(-1, 1\)$",
+    ),
     "one rate": ({"learning_rates": 0.1}, "learning_rates must be several values"),
     "one weight": ({"class_weights": 2.0}, "class_weights must be several values"),
     "weights of 0": ({"class_weights": [0, 0, 0]}, "class_weights must be finite numbers"),
@@ -539,7 +554,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
             "train": (TRAIN[0], nn.functional.one_hot(TRAIN[1])),
             "test": (TEST[0], nn.functional.one_hot(TEST[1])),
         },
-        r"^network must return logits of shape \(4, classes, 3\) for labels of shape \(4, 3\), not",
+        r"^network must return logits of shape \(4, classes, 3\) for .*: use labels.argmax\(1\)$",
     ),
     "an input out of range": (
         {"network": tokens, "train": (TOKENS, Y[:180]), "test": (TOKENS[:60] % 9, Y[180:])},

@@ -149,7 +149,8 @@ class Study(search.Study):
         **optimizer_settings: Any,
     ) -> None:
         weights = () if class_weights is None else class_weights
-        _check_several(k=k, learning_rates=learning_rates, class_weights=weights)
+        plain = 1 if baseline is None else baseline
+        _check_several(plain, k=k, learning_rates=learning_rates, class_weights=weights)
         if isinstance(network, nn.Module):
             raise TypeError(
                 "network must be a function that returns a new module, not a module: pass the "
@@ -195,7 +196,7 @@ class Study(search.Study):
             repetitions=(5 if validation is None else 1) if repetitions is None else repetitions,
             retrainings=retrainings,
             seed=seed,
-            baseline=1 if baseline is None else baseline,
+            baseline=plain,
             parameter=parameter,
         )
         ks = (protocol.baseline, *protocol.ks) if other else (1.0,)
@@ -256,7 +257,7 @@ class Study(search.Study):
             (0.5, 0.2)
 
         """
-        _check_several(k=k, learning_rates=learning_rates)
+        _check_several(baseline, k=k, learning_rates=learning_rates)
         learning_rates = tuple(learning_rates)
         if not learning_rates:
             raise ValueError("learning_rates must be at least one number, not ()")
@@ -494,12 +495,14 @@ def _devices(
         raise ValueError(f"device {device!r} {problem}") from problem
 
 
-def _check_several(**arguments: Any) -> None:
+def _check_several(baseline: float, **arguments: Any) -> None:
     for name, values in arguments.items():
         if isinstance(values, Mapping):
             raise ValueError(f"{name} must be a sequence, such as [*{name}.values()], not a dict")
         if isinstance(values, str) or not isinstance(values, Iterable):
-            raise ValueError(f"{name} must be several values, such as [{values!r}], not {values!r}")
+            pair = (0.5 if values == baseline else values, baseline)
+            example = pair if name == "k" else [values]
+            raise ValueError(f"{name} must be several values, such as {example}, not {values!r}")
 
 
 def _check_names(settings: Mapping[str, Any], optimizer: Callable[..., Any]) -> None:
@@ -514,6 +517,8 @@ def _check_names(settings: Mapping[str, Any], optimizer: Callable[..., Any]) -> 
         return
     ours = inspect.signature(Study.__init__).parameters
     for name in settings.keys() - theirs.keys():
+        if name in inspect.signature(Study.run).parameters:
+            raise TypeError(f"{name} belongs to run({name}=...)")
         if meant := difflib.get_close_matches(name, ours, 1, 0.8):
             raise TypeError(f"a study has no argument {name!r}: did you mean {meant[0]!r}?")
 

@@ -134,9 +134,11 @@ def _checked_logits(logits: Any, training: Training, examples: Examples, labels:
     for_labels = (*shape[:1], *shape[2:])
     if len(shape) < 2 or labels.shape != (shape if labels.is_floating_point() else for_labels):
         wanted = ", ".join(map(str, (len(labels), "classes", *labels.shape[1:])))
+        hint = ": use labels.argmax(1)" * (len(shape) > 1 and labels.shape == shape)
+        hint = hint or ": use .movedim(-1, 1)" * (len(shape) > 2 and labels.shape == shape[:-1])
         raise ValueError(
             f"network must return logits of shape ({wanted}) for labels of shape "
-            f"{tuple(labels.shape)}, not {shape or type(logits).__name__}"
+            f"{tuple(labels.shape)}, not {shape or type(logits).__name__}{hint}"
         )
     # A few classes may be masked with -inf, but then log_softmax has no NaN.
     if bool(logits.float().log_softmax(1).isnan().any()):

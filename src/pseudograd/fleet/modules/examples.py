@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
 from pseudograd.data.parts import copies_in_words, count_copies
 from pseudograd.fleet.modules.code import describe
@@ -205,7 +205,7 @@ def _read(given: Any, which: str) -> _Part:
     if not is_pair and not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
         raise ValueError(
             f"{which} must be a pair (inputs, labels) or a map-style Dataset of such pairs, not "
-            f"{type(given).__name__}"
+            f"{type(given).__name__}{': pass its dataset' * isinstance(given, DataLoader)}"
         )
     if not len(given[1] if is_pair else given):
         raise ValueError(f"{which} must have examples, but has none")
