@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 import reference
 from documents import Document
+from pseudograd import TunableCrossEntropyLoss
 
 DOCUMENT = Document("adoption.md")
 run = DOCUMENT.run
@@ -28,6 +30,46 @@ def test_a_training_loop() -> None:
     names["optimizer"].zero_grad()
     names["criterion"](model(x), y).backward()
     torch.testing.assert_close(model.weight.grad.double(), f.T @ x.double(), rtol=1e-4, atol=1e-6)
+
+
+def test_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one process, the weights are those of a plain loop over the accumulated batches."""
+    port = _free_port()
+    for name, value in {
+        "LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    names = run("All at once")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for at in (0, 4):
+        x, y = map(torch.cat, zip(*names["batches"][at : at + 4], strict=True))
+        optimizer.zero_grad()
+        TunableCrossEntropyLoss(k=0.5)(model(x), y).backward()
+        optimizer.step()
+    for mine, theirs in zip(names["model"].cpu().parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-3)  # of bfloat16
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def test_masks() -> None:
+    names = run("A training loop", "Masks")
+    logits, y, mask = (names[name] for name in ("logits", "y", "mask"))
+    value, _ = reference.loss(logits[mask], y[mask], 0.5)
+    gradients = []
+    for name in ("loss", "weighted", "by_hand"):
+        torch.testing.assert_close(names[name].double(), value, rtol=1e-5, atol=0)
+        gradients += torch.autograd.grad(names[name], logits, retain_graph=True)
+    for one in gradients:
+        torch.testing.assert_close(one, gradients[0])
 
 
 def test_mixup() -> None:

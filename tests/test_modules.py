@@ -33,6 +33,7 @@ from pseudograd.fleet import Outcome, Split, Trial, randomness
 from pseudograd.fleet.modules import examples as examples_module
 from pseudograd.fleet.modules import fleet as fleet_module
 from pseudograd.fleet.modules import training as training_module
+from pseudograd.fleet.modules.checks import check_training
 from pseudograd.fleet.modules.code import describe, describe_network
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
@@ -170,6 +171,37 @@ def test_the_loss_is_of_augmented_inputs_and_logits_in_bf16(
     for logits in seen:
         assert logits.dtype == torch.bfloat16
         assert torch.equal(logits, logits[:1].expand_as(logits))  # of zeros
+
+
+def test_augmentation_may_change_labels() -> None:
+    """Shuffled classes are other labels; one-hot probabilities are the same labels."""
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return x, y
+
+    def trained_with(augment: Any) -> float:
+        made = training(network=flat, augment=augment)
+        return trained(made, data, trial(made, data)).cross_entropy
+
+    data = images()
+    plain = trained_with(None)
+    for same in (lambda x, y: (x.flip(0), y.flip(0)), lambda x, y: [x, F.one_hot(y, 3).float()],
+                 lambda x, scale=1: x * scale, nn.Identity(), Module()):  # fmt: skip
+        assert trained_with(same) == pytest.approx(plain, rel=1e-5)
+    assert trained_with(lambda x, y: (x, (y + 1) % 3)) > plain + 0.02
+
+
+def test_images_and_masks_are_cropped_together() -> None:
+    def crop(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x[..., 1:5], y[..., 1:5]
+
+    x = images().inputs[0]
+    y = (x[:, 0] > 0.5).long()
+    data = Examples.of((x[:180], y[:180]), (x[180:], y[180:]))
+    made = training(network=lambda: nn.Conv2d(1, 2, 1), augment=crop)
+    assert check_training(made, data) == 2
+    assert math.isfinite(trained(made, data, trial(made, data)).cross_entropy)
 
 
 def flat() -> nn.Module:

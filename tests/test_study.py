@@ -15,13 +15,14 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 import pseudograd
 from pseudograd.cli import main
@@ -30,6 +31,7 @@ from pseudograd.fleet.modules.examples import Examples, _Inputs
 from pseudograd.fleet.modules.feeds import Streamed
 from pseudograd.fleet.ramp import level
 from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.rules import generalized_cross_entropy
 from pseudograd.search import Study as AnyStudy
 from pseudograd.search.networks import ModuleEnsemble
 from pseudograd.search.protocol import NetworkProtocol
@@ -464,6 +466,31 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"augment": lambda x: x[:1]},
         r"^network must return logits of shape \(4, classes\) .* not \(1, 3\)$",
     ),
+    "augment without the labels it takes": (
+        {"augment": lambda x, y: x},
+        r"^training fails .*: augment must return both inputs and labels if it takes both$",
+    ),
+    "augmented labels": (
+        {"augment": lambda x, y: (x, 3)},
+        "^augment must return labels as a tensor, not as int$",
+    ),
+    "probabilities of too few classes": (
+        {"augment": lambda x, y: (x, torch.ones(len(y), 2))},
+        r"^augment must return probabilities of shape \(4, 3\), not \(4, 2\)$",
+    ),
+    "probabilities with a rule": (
+        {
+            "augment": lambda x, y: (x, nn.functional.one_hot(y, 3).float()),
+            "rule": generalized_cross_entropy,
+            "k": (0, 0.5),
+            "baseline": 0,
+        },
+        "^augment must return class indices, not probabilities: a rule needs hard labels$",
+    ),
+    "probabilities with an index to ignore": (
+        {"augment": lambda x, y: (x, nn.functional.one_hot(y, 3).float()), "ignore_index": 7},
+        "^augment must return class indices, not probabilities, if ignore_index is 0 or more$",
+    ),
     "augment by NumPy": (
         {"augment": lambda x: x * np.random.rand()},  # noqa: NPY002
         "^network and augment must draw random numbers with PyTorch, not with NumPy or Python's",
@@ -472,7 +499,21 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"train": [(torch.zeros(6), label) for label in ([0], [1, 2], [0])]},
         r"train must have .* example 1 has \(6,\) float32 with labels \(2,\) and .* labels \(1,\)",
     ),
-    "one k": ({"k": 1}, r"k must be several values, such as \[1\], not 1"),
+    "one k": ({"k": 1}, r"^k must be several values, such as \(0.5, 1\), not 1$"),
+    "one k, not 1": ({"k": 2.0}, r"^k must be several values, such as \(2.0, 1\), not 2.0$"),
+    "an argument of run": ({"device": "cpu"}, r"^device belongs to run\(device=...\)$"),
+    "a DataLoader": (
+        {"train": DataLoader(TensorDataset(*TRAIN))},
+        r"^train must be a pair .inputs, labels. or .*, not DataLoader: pass its dataset$",
+    ),
+    "classes last": (
+        {
+            "network": lambda: nn.Linear(2, 4),
+            "train": (torch.ones(180, 6, 2), torch.arange(1080).reshape(180, 6) % 4),
+            "test": (torch.ones(60, 6, 2), torch.arange(360).reshape(60, 6) % 4),
+        },
+        r"^network must return logits of shape \(4, classes, 6\) for .*: use .movedim\(-1, 1\)$",
+    ),
     "one rate": ({"learning_rates": 0.1}, "learning_rates must be several values"),
     "one weight": ({"class_weights": 2.0}, "class_weights must be several values"),
     "weights of 0": ({"class_weights": [0, 0, 0]}, "class_weights must be finite numbers"),
@@ -517,7 +558,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
             "train": (TRAIN[0], nn.functional.one_hot(TRAIN[1])),
             "test": (TEST[0], nn.functional.one_hot(TEST[1])),
         },
-        r"^network must return logits of shape \(4, classes, 3\) for labels of shape \(4, 3\), not",
+        r"^network must return logits of shape \(4, classes, 3\) for .*: use labels.argmax\(1\)$",
     ),
     "an input out of range": (
         {"network": tokens, "train": (TOKENS, Y[:180]), "test": (TOKENS[:60] % 9, Y[180:])},
@@ -750,6 +791,17 @@ def test_a_sweep_and_several_inputs_with_a_validation_set() -> None:
     sets = {name: two(*pair) for name, pair in {**OWN, "test": TEST}.items()}
     one = run(study(None, network=Sum, **sets, learning_rates=(), k=(1,), retrainings=1))
     assert one.assessment["model"]["count"] == 4 * 60
+
+
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+def test_a_network_may_return_its_logits_in_an_object(kind: Any, finished: Study) -> None:
+    """As the models of transformers do; the model of the study is the user's own."""
+    one = run(study(network=lambda: Wrapped(lambda z: kind(loss=None, logits=z))))
+    assert [outcome.error for outcome in one.ledger.values()] == [
+        outcome.error for outcome in finished.ledger.values()
+    ]
+    assert isinstance(one.model()(X), kind)
+    assert one.ensemble()(X).shape == (240, 3)
 
 
 def test_a_network_may_change_its_inputs_in_place() -> None:

@@ -55,7 +55,7 @@ class Study(search.Study):
 
     Args:
         network: A function that returns a new, untrained module; its outputs are logits, without a
-            softmax.
+            softmax, or an object or a dict with ``logits``.
         train: A pair of inputs and labels (tensors or arrays), or a map-style Dataset of such
             pairs; inputs are a tuple if the network takes several arguments. uint8 images are
             divided by 255.
@@ -85,7 +85,9 @@ class Study(search.Study):
         repetitions: The number of networks per pair, each trained on another split, or with a
             validation set from another seed; by default 5, or 1 if ``validation`` is given.
         retrainings: The number of final networks with the chosen k, and with k = 1, to compare.
-        augment: A function of a batch of inputs, applied on the device during training.
+        augment: A function of a batch of inputs, or of inputs and labels that returns both (as
+            Mixup does), applied on the device during training. The labels that it returns are class
+            indices or, without a rule, probabilities (N, classes, ...).
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
         label_smoothing: As for the loss; not with a rule.
         class_weights: A factor for each class, as for the loss.
@@ -153,7 +155,8 @@ class Study(search.Study):
         **optimizer_settings: Any,
     ) -> None:
         weights = () if class_weights is None else class_weights
-        _check_several(k=k, learning_rates=learning_rates, class_weights=weights)
+        plain = 1 if baseline is None else baseline
+        _check_several(plain, k=k, learning_rates=learning_rates, class_weights=weights)
         if isinstance(network, nn.Module):
             raise TypeError(
                 "network must be a function that returns a new module, not a module: pass the "
@@ -205,7 +208,7 @@ class Study(search.Study):
             repetitions=(5 if validation is None else 1) if repetitions is None else repetitions,
             retrainings=retrainings,
             seed=seed,
-            baseline=1 if baseline is None else baseline,
+            baseline=plain,
             parameter=parameter,
         )
         ks = (protocol.baseline, *protocol.ks) if other else (1.0,)
@@ -268,7 +271,7 @@ class Study(search.Study):
             (0.5, 0.2)
 
         """
-        _check_several(k=k, learning_rates=learning_rates)
+        _check_several(baseline, k=k, learning_rates=learning_rates)
         learning_rates = tuple(learning_rates)
         if not learning_rates:
             raise ValueError("learning_rates must be at least one number, not ()")
@@ -509,12 +512,14 @@ def _devices(
         raise ValueError(f"device {device!r} {problem}") from problem
 
 
-def _check_several(**arguments: Any) -> None:
+def _check_several(baseline: float, **arguments: Any) -> None:
     for name, values in arguments.items():
         if isinstance(values, Mapping):
             raise ValueError(f"{name} must be a sequence, such as [*{name}.values()], not a dict")
         if isinstance(values, str) or not isinstance(values, Iterable):
-            raise ValueError(f"{name} must be several values, such as [{values!r}], not {values!r}")
+            pair = (0.5 if values == baseline else values, baseline)
+            example = pair if name == "k" else [values]
+            raise ValueError(f"{name} must be several values, such as {example}, not {values!r}")
 
 
 def _check_names(settings: Mapping[str, Any], optimizer: Callable[..., Any]) -> None:
@@ -529,6 +534,8 @@ def _check_names(settings: Mapping[str, Any], optimizer: Callable[..., Any]) -> 
         return
     ours = inspect.signature(Study.__init__).parameters
     for name in settings.keys() - theirs.keys():
+        if name in inspect.signature(Study.run).parameters:
+            raise TypeError(f"{name} belongs to run({name}=...)")
         if meant := difflib.get_close_matches(name, ours, 1, 0.8):
             raise TypeError(f"a study has no argument {name!r}: did you mean {meant[0]!r}?")
 

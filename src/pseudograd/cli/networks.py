@@ -62,7 +62,7 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--augment",
         metavar="MODULE:FUNCTION",
-        help="a function of a batch of inputs, applied during training",
+        help="a function of a batch of inputs, or of inputs and labels, applied during training",
     )
     own.add_argument(
         "--image-size",

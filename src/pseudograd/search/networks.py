@@ -15,7 +15,7 @@ from pseudograd.fleet import Trial
 from pseudograd.fleet.modules.code import describe_network
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.loop import predict
-from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.modules.training import Training, logits_of
 from pseudograd.fleet.ramp import Ramp, as_k
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.search.assessment import (
@@ -57,7 +57,8 @@ class ModuleEnsemble(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the log of the mean probabilities, which can be used as logits."""
-        found = torch.stack([network(*inputs).float().log_softmax(1) for network in self.networks])
+        logits = [logits_of(network(*inputs)) for network in self.networks]
+        found = torch.stack([one.float().log_softmax(1) for one in logits])
         return found.logsumexp(0) - float(np.log(len(self.networks)))
 
 

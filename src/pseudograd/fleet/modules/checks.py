@@ -41,23 +41,25 @@ def check_training(
         module = training.network().train()
         drawn = random_states()[1:]
         with _trying("training", inputs):
-            logits = training.logits(module, training.augmented(inputs))
-        classes = _checked_logits(logits, training, examples, size)
+            changed, labels = training.augmented(inputs, examples.labels[:size].clone())
+            logits = training.logits(module, changed)
+        _check_targets(training, labels, logits)
+        classes = _checked_logits(logits, training, examples, labels)
         with _trying("evaluation", whole), torch.no_grad():
             found = training.logits(module.eval(), _copied(whole))
             alone = _has_single(training, examples)
             single = training.logits(module, _copied(whole, 1)) if alone else found
-        _checked_logits(found, training, examples, len(whole[0]))
-        _checked_logits(single, training, examples, 1 if alone else len(whole[0]))
+        for some, count in ((found, len(whole[0])), (single, 1 if alone else len(whole[0]))):
+            _checked_logits(some, training, examples, examples.labels[:count])
         if random_states()[1:] != drawn:
             raise ValueError(
                 "network and augment must draw random numbers with PyTorch, not with NumPy or "
                 "Python's random: trials seed only PyTorch's generators"
             )
         if training.rule is not None:
-            _check_rule(training, logits.detach(), examples.labels[:size], ks)
+            _check_rule(training, logits.detach(), labels, ks)
         with _trying("training", inputs):
-            training.loss(logits, examples.labels[:size], k_at(ks[0], 0)).backward()
+            training.loss(logits, labels, k_at(ks[0], 0)).backward()
             if training.clip is not None:
                 nn.utils.clip_grad_norm_(module.parameters(), training.clip)
             rates = []
@@ -109,15 +111,34 @@ def _copied(inputs: tuple[Tensor, ...], size: int | None = None) -> tuple[Tensor
     return tuple(one[:size].clone() for one in inputs)
 
 
-def _checked_logits(logits: Any, training: Training, examples: Examples, size: int) -> int:
-    """Return the number of classes, after checking the logits of the first examples."""
-    labels = examples.labels[:size]
+def _check_targets(training: Training, labels: Any, logits: Any) -> None:
+    """Check the labels that an augmentation returned."""
+    if not isinstance(labels, Tensor):
+        wanted = f"labels as a tensor, not as {type(labels).__name__}"
+    elif not labels.is_floating_point():
+        return
+    elif training.rule is not None:
+        wanted = "class indices, not probabilities: a rule needs hard labels"
+    elif training.ignore_index >= 0:
+        wanted = "class indices, not probabilities, if ignore_index is 0 or more"
+    elif isinstance(logits, Tensor) and labels.shape != logits.shape:
+        wanted = f"probabilities of shape {tuple(logits.shape)}, not {tuple(labels.shape)}"
+    else:
+        return
+    raise ValueError(f"augment must return {wanted}")
+
+
+def _checked_logits(logits: Any, training: Training, examples: Examples, labels: Tensor) -> int:
+    """Return the number of classes, after checking the logits for these labels."""
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
-    if len(shape) < 2 or (*shape[:1], *shape[2:]) != labels.shape:
-        wanted = ", ".join(map(str, (size, "classes", *labels.shape[1:])))
+    for_labels = (*shape[:1], *shape[2:])
+    if len(shape) < 2 or labels.shape != (shape if labels.is_floating_point() else for_labels):
+        wanted = ", ".join(map(str, (len(labels), "classes", *labels.shape[1:])))
+        hint = ": use labels.argmax(1)" * (len(shape) > 1 and labels.shape == shape)
+        hint = hint or ": use .movedim(-1, 1)" * (len(shape) > 2 and labels.shape == shape[:-1])
         raise ValueError(
             f"network must return logits of shape ({wanted}) for labels of shape "
-            f"{tuple(labels.shape)}, not {shape or type(logits).__name__}"
+            f"{tuple(labels.shape)}, not {shape or type(logits).__name__}{hint}"
         )
     # A few classes may be masked with -inf, but then log_softmax has no NaN.
     if bool(logits.float().log_softmax(1).isnan().any()):

@@ -275,7 +275,7 @@ def _read(given: Any, which: str) -> _Part:
     if not is_pair and not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
         raise ValueError(
             f"{which} must be a pair (inputs, labels) or a map-style Dataset of such pairs, not "
-            f"{type(given).__name__}"
+            f"{type(given).__name__}{': pass its dataset' * isinstance(given, DataLoader)}"
         )
     if not len(given[1] if is_pair else given):
         raise ValueError(f"{which} must have examples, but has none")

@@ -169,7 +169,7 @@ class Slot:
         rows = self.order.index_select(0, self.counters[1:])[0]
         inputs, labels = self.batch.take(rows)
         self.module.train()
-        inputs = self.training.augmented(prepared(inputs))
+        inputs, labels = self.training.augmented(prepared(inputs), labels)
         logits = self.training.logits(self.forward, _images_last(inputs))
         loss = self.training.loss(logits, labels, self.now[0, 1])
         self.optimizer.zero_grad(set_to_none=True)

@@ -88,7 +88,8 @@ def train(
                     group["lr"] = rates[at] * share
                 inputs = tuple(one.to(device) for one in found)
                 labels = examples.labels[rows].to(device)
-                logits = training.logits(module, training.augmented(prepared(inputs)))
+                inputs, labels = training.augmented(prepared(inputs), labels)
+                logits = training.logits(module, inputs)
                 loss = training.loss(logits, labels, ks[at])
                 optimizer.zero_grad()
                 loss.backward()

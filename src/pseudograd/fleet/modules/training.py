@@ -24,7 +24,7 @@ from pseudograd.rules.reweighted import factor_of
 from pseudograd.words import raised, shown
 
 Inputs = Tensor | tuple[Tensor, ...]
-Augment = Callable[[Any], Any]
+Augment = Callable[..., Any]
 Schedule = Callable[[float], float]
 
 # The learning rate's factor as a function of progress in [0, 1].
@@ -93,7 +93,8 @@ class Training:
             to train for all epochs and keep the last.
         validation: The fraction of the training examples to validate on, such as 0.1 (with
             patience, as many again for early stopping); None for the paper's five folds.
-        augment: A function of a batch of inputs, applied on the device in training.
+        augment: A function of a batch of inputs, or of inputs and labels that returns both, applied
+            on the device in training. It may return probabilities (N, classes, ...) as labels.
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
         label_smoothing: As for the loss.
         class_weights: A factor for each class, as for the loss.
@@ -199,14 +200,15 @@ class Training:
         with seeded(seed):
             return self.network()
 
-    def logits(self, module: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
-        """Return the network's outputs for a batch."""
+    def logits(self, module: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Tensor:
+        """Return the network's logits for a batch."""
         device = inputs[0].device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
-            return module(*inputs)
+            logits: Tensor = logits_of(module(*inputs))
+            return logits
 
     def loss(self, logits: Tensor, labels: Tensor, k: float | Tensor) -> Tensor:
-        """Return the loss of a batch."""
+        """Return the loss of a batch for class indices or probabilities."""
         weight = _on(logits.device, self.class_weights) if self.class_weights else None
         if self.rule is not None:
             criterion = RuleCrossEntropyLoss(self.rule(k), weight, ignore_index=self.ignore_index)
@@ -220,12 +222,45 @@ class Training:
             label_smoothing=self.label_smoothing,
         )
 
-    def augmented(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return a batch of training inputs after augmentation."""
+    def augmented(
+        self, inputs: tuple[Tensor, ...], labels: Tensor
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return a batch of training inputs and labels after augmentation."""
         if self.augment is None:
-            return inputs
-        changed = self.augment(inputs[0] if len(inputs) == 1 else inputs)
-        return changed if isinstance(changed, tuple) else (changed,)
+            return inputs, labels
+        changed: Any = inputs[0] if len(inputs) == 1 else inputs
+        if self._augments_labels:
+            changed = self.augment(changed, labels)
+            if not isinstance(changed, tuple | list) or len(changed) != 2:
+                raise ValueError("augment must return both inputs and labels if it takes both")
+            changed, labels = changed
+        else:
+            changed = self.augment(changed)
+        return changed if isinstance(changed, tuple) else (changed,), labels
+
+    @functools.cached_property
+    def _augments_labels(self) -> bool:
+        """Whether the augmentation has two required arguments, inputs and labels."""
+        function: Any = getattr(self.augment, "forward", self.augment)  # of a module
+        try:
+            given = inspect.signature(function).parameters
+        except (TypeError, ValueError):  # not a function, or without a signature
+            return False
+        needed = [one for one in given.values() if one.default is one.empty]
+        return sum(one.kind.name.startswith("POSITIONAL") for one in needed) == 2
+
+
+def logits_of(outputs: Any) -> Any:
+    """Return the logits among a network's outputs, such as those of Hugging Face's models.
+
+    Example:
+        >>> logits_of({"loss": None, "logits": torch.zeros(2, 3)}).shape
+        torch.Size([2, 3])
+
+    """
+    if isinstance(outputs, Mapping):
+        return outputs.get("logits", outputs)
+    return getattr(outputs, "logits", outputs)
 
 
 def _counts_epochs(schedule: Schedule) -> bool:
