@@ -428,3 +428,25 @@ def test_several_gpus_share_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {one.trial: one for one in fleet.run(wanted)}
     assert sorted(used) == ["cuda:0", "cuda:1"]
     assert found == trained(made, data, wanted, slots=1)
+
+
+class Skipping(nn.Sequential):
+    """Skips its layers at random, as LayerDrop does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x) if torch.rand(()) < 0.9 else x.flatten(1)[:, :3]
+        return out
+
+
+def test_numbers_drawn_on_the_host_are_noticed() -> None:
+    """A captured step would repeat them. Here the CPU stands for the GPU and the host alike."""
+    data, state = images(), torch.get_rng_state()
+
+    def draws(**settings: Any) -> bool:
+        return worker.draws_on_host(Training(**{"network": network, **settings}), data, CPU)
+
+    assert not draws()
+    assert not draws(augment=lambda x: x.flip(3))
+    assert draws(augment=lambda x: x + torch.rand(()))
+    assert draws(network=lambda: Skipping(nn.Flatten(), nn.Linear(36, 3)))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -11,9 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.examples import Examples, prepared
 from pseudograd.fleet.modules.feeds import Streamed, Taker, fits
 from pseudograd.fleet.modules.graphs import Slot, Uncapturable
 from pseudograd.fleet.modules.loop import allows_tf32
@@ -27,7 +27,24 @@ from pseudograd.words import counted, first_line
 _SLOTS = 8  # more are no faster on an H200, even for small networks
 _NAP = 5e-5  # seconds to sleep while all slots wait for the GPU
 _REASON = 200  # maximum length of an error message shown to the user
+_TRIED = 4  # examples of the step that is tried first
 _SHARE = 0.8  # fraction of the free memory that slots may use
+
+
+def draws_on_host(training: Training, examples: Examples, device: torch.device) -> bool:
+    """Return whether a step on a GPU draws random numbers from the CPU's generator."""
+    module = training.module(0).train()
+    # cuDNN's dropout takes its seed from the CPU, but has a state of its own on the GPU.
+    has_own = any(isinstance(one, nn.RNNBase) and one.dropout for one in module.modules())
+    rows = torch.arange(min(_TRIED, examples.train_size))
+    inputs = prepared(tuple(one.to(device) for one in examples.batch(rows)))
+    gpus = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(gpus, device_type="cuda"), torch.no_grad():
+        before = torch.get_rng_state()
+        inputs, _ = training.augmented(inputs, examples.labels[rows].to(device))
+        if not has_own:
+            training.logits(module.to(device), inputs)
+        return not torch.equal(before, torch.get_rng_state())
 
 
 class GraphWorker:
@@ -69,6 +86,13 @@ class GraphWorker:
             precision(tf32=allows_tf32(self.recipe, self.device)),
             ThreadPoolExecutor(1) as self._drawing,
         ):
+            if self.device.type == "cuda" and draws_on_host(
+                self.training, self.examples, self.device
+            ):
+                raise Uncapturable(
+                    "augment or the network draws random numbers on the CPU, which a graph would "
+                    "repeat in every step; draw them with device=x.device"
+                )
             torch.cuda.empty_cache()
             source = self._source()
             self._free = torch.cuda.mem_get_info(self.device)[0]
