@@ -135,20 +135,20 @@ def tunable_cross_entropy(
         (tensor(0.4076, grad_fn=...), tensor([[-0.5786,  0.3601,  0.2184]]))
 
         Labels of class 2 are often wrong, so that class gets a smaller k. The third example counts
-        twice, the second not at all:
+        twice, the second one half:
 
         >>> logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(3, 1).requires_grad_()
         >>> loss = tunable_cross_entropy(
         ...     logits,
         ...     torch.tensor([0, 1, 2]),
         ...     class_k=torch.tensor([1.0, 1.0, 0.5]),
-        ...     sample_weight=torch.tensor([1.0, 0.0, 2.0]),
+        ...     sample_weight=torch.tensor([1.0, 0.5, 2.0]),
         ... )
         >>> loss.backward()
-        >>> logits.grad  # divided by the sum of the weights, 3
-        tensor([[-0.1116,  0.0816,  0.0300],
-                [ 0.0000,  0.0000,  0.0000],
-                [ 0.3959,  0.2401, -0.6359]])
+        >>> logits.grad  # divided by the sum of the weights, 3.5
+        tensor([[-0.0956,  0.0699,  0.0257],
+                [ 0.0950, -0.1079,  0.0129],
+                [ 0.3393,  0.2058, -0.5451]])
 
     """
     compiling = prepare_tracing()
