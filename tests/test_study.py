@@ -647,6 +647,13 @@ def test_bad_input_gets_one_sentence(case: str) -> None:
     assert "\n" not in str(problem.value)
 
 
+def test_copies_in_a_validation_set_are_noted() -> None:
+    one = study(None, **{**OWN, "validation": TEST})
+    assert one.notes == [
+        "60 of 60 test examples are copies of a validation example: the test error may look too low"
+    ]
+
+
 OWN = {"train": (X[:120], Y[:120]), "validation": (X[120:180], Y[120:180])}
 
 
@@ -724,11 +731,10 @@ def test_worker_processes_read_the_same_batches() -> None:
         assert together[1].all()
     assert torch.equal(torch.get_rng_state(), state)  # dropout does not depend on the workers
     noisy: ConcatDataset[Any] = ConcatDataset([_Inputs(Read(1.0), "train")])
-    drawn = Examples("data", (), Y[:120], 120, noisy, num_workers=2)
-    first, second = (torch.cat([x for x, _ in drawn.batches([some])]) for some in rows[:2])
-    again = torch.cat([x for x, _ in drawn.batches([rows[0]])])
-    assert torch.equal(first, again)
-    assert not torch.equal(first - X[rows[0]], second - X[rows[1]])
+    one, two = (Examples("data", (), Y[:120], 120, noisy, num_workers=n) for n in (1, 2))
+    drawn, again = ([x for x, _ in some.batches(rows)] for some in (one, two))
+    assert all(map(torch.equal, drawn, again))  # whatever the number of workers
+    assert not torch.equal(drawn[0] - X[rows[0]], drawn[1] - X[rows[1]])
 
 
 def test_a_gpu_gets_the_same_batches_from_threads_and_processes(

@@ -63,6 +63,15 @@ def of_r() -> bytes:
     return f'"größe" "hue" "when" "y"\n{rows}'.encode()
 
 
+def stream(file: Any) -> None:
+    """Write Arrow's stream format, as Hugging Face's datasets do."""
+    import pyarrow as pa
+
+    table = pa.Table.from_pandas(FRAME)
+    with pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+
+
 FILES: dict[str, Callable[[], bytes]] = {
     "a.csv": text,
     "a.tsv": lambda: text("\t"),
@@ -80,6 +89,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "a.parquet": lambda: in_bytes(FRAME.to_parquet),
     "a.feather": lambda: in_bytes(FRAME.to_feather),
     "a.arrow": lambda: in_bytes(FRAME.to_feather),
+    "stream.arrow": lambda: in_bytes(stream),
     "a.parquet.gz": lambda: gzip.compress(in_bytes(FRAME.to_parquet)),
 }
 

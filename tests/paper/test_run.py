@@ -406,7 +406,7 @@ def test_rows_that_are_not_printed_are_seen_once_begun(capsys: pytest.CaptureFix
     [
         (["table2"], "invalid choice: 'table2'"),
         (["table1", "--rows", "imagenet*"], "match no row"),
-        (["table1", "--time-limit", "soon"], "invalid number value: 'soon'"),
+        (["table1", "--time-limit", "soon"], "invalid minutes value: 'soon'"),
         (["table1", "--device", "cuda:99"], "--device cuda:99 cannot be used here"),
         (["table1", "--rows", "svhn*", "--data-dir", "nowhere"], "pseudograd data fetch svhn"),
     ],

@@ -186,10 +186,11 @@ def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
     from pseudograd.words import nearest
 
     named = options.optimizer or "AdamW"
-    there = {name.lower(): name for name in torch.optim.__all__}
-    kind = getattr(torch.optim, there.get(named.lower(), ""), None)
-    if not inspect.isclass(kind):
-        known = nearest(named, there.values())
+    kinds = [one for one in vars(torch.optim).values() if inspect.isclass(one)]
+    there = {one.__name__.lower(): one for one in kinds if one is not torch.optim.Optimizer}
+    kind = there.get(named.lower())
+    if kind is None:
+        known = nearest(named, [one.__name__ for one in there.values()])
         raise ValueError(f"--optimizer {named} is not in torch.optim: give {known}")
     settings = {"weight_decay": options.weight_decay, "momentum": options.momentum}
     for name, value in settings.items():

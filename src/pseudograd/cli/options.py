@@ -64,7 +64,13 @@ def add_k(
 def add_time_limit(parser: argparse._ActionsContainer) -> None:
     """Add ``--time-limit``."""
     about = "stop after this many minutes; the same command resumes from there"
-    parser.add_argument("--time-limit", type=number, metavar="MINUTES", help=about)
+    parser.add_argument("--time-limit", type=minutes, metavar="MINUTES", help=about)
+
+
+def minutes(text: str) -> float:
+    if (found := number(text)) <= 0:
+        raise argparse.ArgumentTypeError(f"must be a number of minutes above 0, not {text}")
+    return found
 
 
 def deadline(options: argparse.Namespace) -> Deadline:

@@ -137,8 +137,8 @@ def _hashes(arrays: Sequence[NDArray[Any]]) -> Iterator[int]:
         yield hash(tuple(part.tobytes() for part in row))
 
 
-def copies_in_words(count: int, of: int, what: str) -> str:
-    """Return a remark on test rows, or examples, that are among the training ones.
+def copies_in_words(count: int, of: int, what: str, among: str = "training") -> str:
+    """Return a remark on test rows, or examples, that are among the training ones, or others.
 
     Example:
         >>> copies_in_words(1, 40, "row")
@@ -147,6 +147,6 @@ def copies_in_words(count: int, of: int, what: str) -> str:
     """
     copies = "is a copy" if count == 1 else "are copies"
     return (
-        f"{count:,} of {of:,} test {what}s {copies} of a training {what}: the test error may look "
+        f"{count:,} of {of:,} test {what}s {copies} of a {among} {what}: the test error may look "
         "too low"
     )

@@ -261,8 +261,12 @@ def read_arrow(file: BinaryIO, target: str, new: bool) -> Table:
     """Read a .feather or .arrow file."""
     with needed_for("reading .feather and .arrow files"):
         import pandas as pd
-        import pyarrow  # noqa: F401
+        import pyarrow as pa
 
+    if file.read(4) == b"\xff\xff\xff\xff":  # a stream, which Hugging Face's datasets writes
+        file.seek(0)
+        return Table(pa.ipc.open_stream(file).read_pandas())
+    file.seek(0)
     return Table(pd.read_feather(file))
 
 

@@ -130,8 +130,9 @@ class Examples:
             rows = [
                 [one.numpy() for one in (*part, y)] for part, y in zip(columns, labels, strict=True)
             ]
-            if copies := count_copies(rows[-1], rows[0]):
-                notes.append(copies_in_words(copies, len(labels[-1]), "example"))
+            for part, kind in zip(rows[:-1], ("training", "validation"), strict=False):
+                if copies := count_copies(rows[-1], part):
+                    notes.append(copies_in_words(copies, len(labels[-1]), "example", kind))
             inputs, source = tuple(map(torch.cat, zip(*columns, strict=True))), None
         return cls(
             name,
@@ -197,16 +198,13 @@ class Examples:
         if self.source is None or not self.num_workers:
             yield from map(self.batch, several)
             return
-        order = [rows.tolist() for rows in several]
-        # Seed random transforms by the order, which differs from epoch to epoch, and draw nothing
-        # from the global generator, so that dropout is the same with any number of workers.
-        generator = torch.Generator().manual_seed(zlib.crc32(repr(order).encode()))
         yield from DataLoader(
-            self.source,
-            batch_sampler=order,
+            _Seeded(self.source),
+            batch_size=None,
+            sampler=[rows.tolist() for rows in several],
             num_workers=self.num_workers,
-            collate_fn=_stacked,
-            generator=generator,
+            collate_fn=_unchanged,
+            generator=torch.Generator(),  # draws nothing from the global one, as dropout does
             # In a worker process of loky, the default would be loky's, which torch cannot use.
             multiprocessing_context="fork" if sys.platform == "linux" else "spawn",
         )
@@ -261,6 +259,24 @@ class _Inputs(Dataset[tuple[Tensor, ...]]):
 
     def __getitem__(self, at: int) -> tuple[Tensor, ...]:
         return _example(self.dataset, at, self.which)[0]
+
+
+class _Seeded(Dataset[tuple[Tensor, ...]]):
+    """The batches of a source; their random transforms depend on their rows, not on the worker."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __getitem__(self, rows: Any) -> tuple[Tensor, ...]:
+        seed = zlib.crc32(repr(rows).encode())
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        return _stacked([self.source[row] for row in rows])
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 _Part = tuple[Dataset[tuple[Tensor, ...]], Tensor, str]

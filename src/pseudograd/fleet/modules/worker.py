@@ -37,9 +37,9 @@ def draws_on_host(training: Training, examples: Examples, device: torch.device) 
     # cuDNN's dropout takes its seed from the CPU, but has a state of its own on the GPU.
     has_own = any(isinstance(one, nn.RNNBase) and one.dropout for one in module.modules())
     rows = torch.arange(min(_TRIED, examples.train_size))
-    inputs = prepared(tuple(one.to(device) for one in examples.batch(rows)))
     gpus = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(gpus, device_type="cuda"), torch.no_grad():
+        inputs = prepared(tuple(one.to(device) for one in examples.batch(rows)))
         before = torch.get_rng_state()
         inputs, _ = training.augmented(inputs, examples.labels[rows].to(device))
         if not has_own:
