@@ -68,6 +68,7 @@ def add_time_limit(parser: argparse._ActionsContainer) -> None:
 
 
 def minutes(text: str) -> float:
+    """Return the minutes of a time limit, which must be above 0."""
     if (found := number(text)) <= 0:
         raise argparse.ArgumentTypeError(f"must be a number of minutes above 0, not {text}")
     return found
